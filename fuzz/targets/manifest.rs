@@ -2,7 +2,9 @@
 #![no_main]
 
 use millpond_fuzz::objects;
-use millpond_manifest::{Claim, Commit, Log, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::{
+    Claim, ClientClaim, ClientId, Commit, Log, Manifest, NewPart, NewSegment, Numbers, ProducerId, SourceRow,
+};
 use millpond_segment::Encoding;
 use ulid::Ulid;
 
@@ -15,6 +17,7 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         .producers
         .first()
         .map_or(ProducerId([7; 16]), |row| row.id);
+    move_sources(&manifest);
     for now_ms in [0, manifest.orphan_floor_ms, u64::MAX] {
         let registered = manifest.register(producer, now_ms);
         objects::check(&registered);
@@ -42,6 +45,34 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         }
     }
 });
+
+/// Moves the position of each source, with records and without, as far as it goes.
+fn move_sources(manifest: &Manifest) {
+    for row in &manifest.sources {
+        let to = SourceRow {
+            next: if row.shard == manifest.shard { u64::MAX } else { 0 },
+            ..row.clone()
+        };
+        let moved = manifest.set_source(Some(row), to).expect("the row is there");
+        objects::check(&moved);
+        let claim = ClientClaim {
+            client: ClientId([0; 16]),
+            numbers: Numbers::Offsets {
+                from: row.next,
+                to: u64::MAX,
+            },
+            checksum: 0,
+            segment: 0,
+            source: Some(row.of.clone()),
+        };
+        if let Ok(checked) = manifest.check_clients(&[claim], u64::MAX) {
+            let mut next = manifest.clone();
+            next.enter_clients(checked, manifest.next_sequence, u64::MAX);
+            assert_eq!(next.position(&row.of), Some(u64::MAX));
+            objects::check(&next);
+        }
+    }
+}
 
 fn segment(now_ms: u64) -> NewSegment {
     NewSegment {

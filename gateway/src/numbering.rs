@@ -71,6 +71,7 @@ impl Numbering {
             numbers,
             // 0 stands for no checksum.
             checksum: crc32c::crc32c(message).max(1),
+            source: None,
         }
     }
 }
@@ -90,6 +91,7 @@ pub(crate) fn of_kafka(
         numbers: Numbers::Sequence { epoch, first, count },
         // Whoever repeats a batch repeats its bytes.
         checksum: 0,
+        source: None,
     })
 }
 
@@ -116,10 +118,11 @@ pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
         ClientRefusal::Full => Refusal::exhausted(format_args!(
             "{refused}; use millpond-producer and millpond-number instead"
         )),
-        // A repetition is a success, and the others occur with Kafka's numbers only.
+        // A repetition is a success, and the others occur with numbers of Kafka's only, or with a bridge.
         ClientRefusal::Repeated { .. }
         | ClientRefusal::Fenced { .. }
         | ClientRefusal::Overlaps
+        | ClientRefusal::Position { .. }
         | ClientRefusal::Invalid(_) => conflict(None, refused),
     }
 }

@@ -33,7 +33,7 @@ pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{
     Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Leader,
-    Manifest, NewPart, NewSegment, Numbers, ProducerId,
+    Manifest, NewPart, NewSegment, Numbers, ProducerId, SourcePartition, SourceRefusal, SourceRow,
 };
 pub use members::Members;
 pub use object::{Object, Stamp};
@@ -41,7 +41,8 @@ pub use page::{Page, PageReference};
 pub use plan::BatchingPolicy;
 pub use unique::{UniqueReference, UniqueSetting, UniqueSnapshot};
 
-/// The format version of most objects. A manifest with clients has version 2, and a cursor may have [`CURSOR_VERSION`].
+/// The format version of most objects. A manifest with clients has version 2, one
+/// with sources has version 3, and a cursor may have [`CURSOR_VERSION`].
 pub const FORMAT_VERSION: u16 = 1;
 
 /// The format version of a cursor whose consumer drops repeated events. Programs that would not drop them refuse it.

@@ -5,6 +5,7 @@ mod clients;
 mod codec;
 mod commit;
 mod leader;
+mod sources;
 
 use crate::object::Stamp;
 use crate::page::{Page, PageReference};
@@ -22,6 +23,9 @@ pub use clients::{
 };
 pub use commit::{Claim, ClaimRefusal, Commit, CommitRefusal, NewPart, NewSegment, Unusable};
 pub use leader::{ADDRESS_MAX, Fingerprint, Leader};
+pub use sources::{
+    PARTITION_MAX, SOURCE_NAME_MAX, SOURCES_MAX, SourcePartition, SourceRefusal, SourceRow, TOPIC_NAME_MAX,
+};
 
 /// Maximum number of producers remembered. Beyond it, the manifest forgets the producer whose last commit is furthest
 /// back in the log.
@@ -111,6 +115,8 @@ pub struct Manifest {
     pub clients: Vec<ClientRow>,
     /// Idempotency keys, ordered by id.
     pub keys: Vec<ClientRow>,
+    /// Positions of bridges, ordered by what they read. No transition forgets one.
+    pub sources: Vec<SourceRow>,
 }
 
 impl Manifest {
@@ -130,6 +136,7 @@ impl Manifest {
             leader: None,
             clients: Vec::new(),
             keys: Vec::new(),
+            sources: Vec::new(),
         }
     }
 

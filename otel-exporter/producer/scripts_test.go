@@ -23,7 +23,7 @@ import (
 // which can also write them): the same commands lead to the same requests and the same states.
 func TestTheScriptsLeadToWhatTheySay(t *testing.T) {
 	paths, err := filepath.Glob("../../producer/testdata/*.txt")
-	if err != nil || len(paths) != 7 {
+	if err != nil || len(paths) != 8 {
 		t.Fatalf("%v, %v", paths, err)
 	}
 	for _, path := range paths {
@@ -173,6 +173,10 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 		return w.claims(arguments)
 	case "impostor":
 		return w.commitAs(w.commits.producer, arguments)
+	case "source":
+		of := manifest.SourcePartition{Source: "cluster", Topic: "topic", Partition: uint32(scriptNumber(arguments[0]))}
+		row := manifest.SourceRow{Of: of, Next: scriptNumber(arguments[1])}
+		w.change(func(state *manifest.Manifest) { state.Sources = append(slices.Clip(state.Sources), row) })
 	case "forget":
 		w.change(func(state *manifest.Manifest) { state.Producers = nil })
 	case "floor":
@@ -549,6 +553,9 @@ func shownState(state *manifest.Manifest) string {
 	fmt.Fprintf(&text, "tail from %d: %s\n", state.TailStart(), strings.Join(tail, " "))
 	for _, row := range state.Producers {
 		fmt.Fprintf(&text, "%s: commit %d has %d from sequence %d\n", shownProducer(row.ID), row.Commit, row.Count, row.FirstSequence)
+	}
+	for _, row := range state.Sources {
+		fmt.Fprintf(&text, "source %s/%d of %s: next %d\n", row.Of.Topic, row.Of.Partition, row.Of.Source, row.Next)
 	}
 	return strings.TrimSpace(text.String())
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millpond_manifest::{ClientClaim, ClientId, ClientRefusal, Numbers};
+use millpond_manifest::{ClientClaim, ClientId, ClientRefusal, Numbers, SourcePartition};
 
 use crate::segment::{Waiter, fail};
 use crate::{AppendError, Committed};
@@ -13,7 +13,7 @@ use crate::{AppendError, Committed};
 pub(crate) const CLIENT_BYTES: usize = 256;
 
 /// A client's number for an append.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbered {
     /// The client and its stream, or an idempotency key.
     pub client: ClientId,
@@ -21,6 +21,8 @@ pub struct Numbered {
     pub numbers: Numbers,
     /// CRC32C of the message, to recognise a number that is used for other content; 0: do not compare.
     pub checksum: u32,
+    /// The partition that a bridge reads. Only [`Numbers::Offsets`] have one.
+    pub source: Option<Arc<SourcePartition>>,
 }
 
 /// The requests that a producer holds. Clones share them.
@@ -94,12 +96,14 @@ impl ClientTicket {
             client,
             numbers,
             checksum,
+            ref source,
         } = self.numbered;
         ClientClaim {
             client,
             numbers,
             checksum,
             segment,
+            source: source.clone(),
         }
     }
 
@@ -117,7 +121,10 @@ impl ClientTicket {
         // The log may have gained the missing number between the judgement of the first copy and the arrival of a later one.
         let for_copies = match outcome {
             Err(AppendError::Client(
-                lacking @ (ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full),
+                lacking @ (ClientRefusal::Gap { .. }
+                | ClientRefusal::Unknown
+                | ClientRefusal::Full
+                | ClientRefusal::Position { .. }),
             )) => Err(AppendError::NotCommitted(lacking.to_string().into())),
             Ok(committed) => Ok(Committed {
                 is_repeated: true,
@@ -176,13 +183,14 @@ pub(crate) fn kind(refusal: &ClientRefusal) -> &'static str {
         ClientRefusal::Fenced { .. } => "fenced",
         ClientRefusal::Overlaps => "overlaps",
         ClientRefusal::Full => "full",
+        ClientRefusal::Position { .. } => "position",
         ClientRefusal::Invalid(_) => "invalid",
     }
 }
 
 /// The labels of all refusals.
-pub(crate) const KINDS: [&str; 8] = [
-    "repeated", "reused", "gap", "unknown", "fenced", "overlaps", "full", "invalid",
+pub(crate) const KINDS: [&str; 9] = [
+    "repeated", "reused", "gap", "unknown", "fenced", "overlaps", "full", "position", "invalid",
 ];
 
 #[cfg(test)]
@@ -197,10 +205,11 @@ mod tests {
             client: ClientId([7; 16]),
             numbers: Numbers::Counted { number: 1 },
             checksum: 1,
+            source: None,
         };
         let (first, mut outcome) = oneshot::channel();
         let (copy, mut of_copy) = oneshot::channel();
-        let ticket = clients.hold(numbered, first);
+        let ticket = clients.hold(numbered.clone(), first);
         assert!(clients.hold(numbered, copy).is_none());
         drop(ticket);
         for outcome in [&mut outcome, &mut of_copy] {

@@ -573,7 +573,10 @@ impl<S: Found> Commits<S> {
             let claim = &group.clients[it.place];
             let is_asked = self.asked_clients.contains(&numbered(claim));
             match it.reason {
-                ClientRefusal::Gap { .. } | ClientRefusal::Unknown | ClientRefusal::Full => is_asked,
+                ClientRefusal::Gap { .. }
+                | ClientRefusal::Unknown
+                | ClientRefusal::Full
+                | ClientRefusal::Position { .. } => is_asked,
                 // Sequence numbers start again at 0: to a row that is far behind, new ones look like old ones.
                 ClientRefusal::Repeated { .. } | ClientRefusal::Overlaps => {
                     is_asked || !matches!(claim.numbers, Numbers::Sequence { .. })

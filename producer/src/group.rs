@@ -113,6 +113,7 @@ impl Members {
         all.sort_by_key(|(claim, _)| {
             let number = match claim.numbers {
                 Numbers::Counted { number } => number,
+                Numbers::Offsets { from, .. } => from,
                 Numbers::Sequence { .. } | Numbers::Once => 0,
             };
             (claim.client, number)

@@ -41,7 +41,7 @@ mod watchers;
 pub use append::{Append, AppendError, Committed, Submitted};
 pub use clients::Numbered;
 pub use config::{Config, ConfigError};
-pub use millpond_manifest::{ClientId, ClientRefusal, Numbers};
+pub use millpond_manifest::{ClientId, ClientRefusal, Numbers, SourcePartition};
 pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
     StreamBlock,

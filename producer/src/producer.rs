@@ -310,7 +310,7 @@ impl Producer {
         mut append: Append,
         numbered: Option<Numbered>,
     ) -> Result<oneshot::Receiver<Result<Committed, AppendError>>, AppendError> {
-        let cost = self.cost(append.payload.len())? + numbered.map_or(0, |_| CLIENT_BYTES);
+        let cost = self.cost(append.payload.len())? + numbered.as_ref().map_or(0, |_| CLIENT_BYTES);
         if self.0.closing.is_cancelled() {
             return Err(AppendError::Closed);
         }

@@ -4,10 +4,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
+use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::Manifest;
+use super::{Manifest, SourcePartition};
 
 /// Maximum number of clients remembered. Beyond it, the group with most of them forgets the one whose last request is
 /// furthest back in the log. The manifest never forgets a producer for a client.
@@ -93,10 +94,17 @@ pub enum Numbers {
     },
     /// An idempotency key, which stands for one request.
     Once,
+    /// A bridge reads the offsets of a partition one after another. Some offsets have no record.
+    Offsets {
+        /// The position before the records.
+        from: u64,
+        /// The position after them.
+        to: u64,
+    },
 }
 
 /// One request of a client in a commit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ClientClaim {
     /// The client, or the key.
     pub client: ClientId,
@@ -106,6 +114,8 @@ pub struct ClientClaim {
     pub checksum: u32,
     /// The index of the commit's segment that holds its records.
     pub segment: usize,
+    /// The partition of [`Numbers::Offsets`], which judges them instead of the client. Others have none.
+    pub source: Option<Arc<SourcePartition>>,
 }
 
 /// Why a client's claim is unusable.
@@ -141,6 +151,12 @@ pub enum ClientRefusal {
     /// The table of keys has no room for its group.
     #[error("the idempotency keys of the last 24 h leave no room for another of this stream's prefix")]
     Full,
+    /// The offsets do not begin at the partition's position.
+    #[error("the offsets do not begin at the position in the manifest, which is {}", next.map_or_else(|| "missing".to_owned(), |next| next.to_string()))]
+    Position {
+        /// The position in the log. `None`: this shard has none.
+        next: Option<u64>,
+    },
     /// The numbers are impossible.
     #[error("the number is not valid: {0}")]
     Invalid(&'static str),
@@ -160,6 +176,7 @@ pub struct UnusableClient {
 pub struct CheckedClients {
     clients: BTreeMap<ClientId, (ClientRow, usize)>,
     keys: BTreeMap<ClientId, (ClientRow, usize)>,
+    pub(super) sources: BTreeMap<Arc<SourcePartition>, u64>,
     /// The table of keys with those of this commit, once it has one.
     room: Option<KeyRoom>,
 }
@@ -190,6 +207,7 @@ impl Manifest {
         let table = match numbers {
             Numbers::Once => &self.keys,
             Numbers::Counted { .. } | Numbers::Sequence { .. } => &self.clients,
+            Numbers::Offsets { .. } => return None,
         };
         let place = table.binary_search_by_key(&id, |row| row.id).ok()?;
         table.get(place)
@@ -224,6 +242,9 @@ impl Manifest {
         now_ms: u64,
         checked: &mut CheckedClients,
     ) -> Result<(), ClientRefusal> {
+        if matches!(claim.numbers, Numbers::Offsets { .. }) {
+            return self.check_offsets(claim, checked);
+        }
         let row = self.client(claim.client, claim.numbers);
         let by_log = judge(row, claim);
         let is_once = claim.numbers == Numbers::Once;
@@ -279,7 +300,13 @@ impl Manifest {
 
     /// Enters the clients of a commit whose segments begin at `first_sequence`.
     pub fn enter_clients(&mut self, checked: CheckedClients, first_sequence: u64, now_ms: u64) {
-        let CheckedClients { clients, keys, .. } = checked;
+        let CheckedClients {
+            clients,
+            keys,
+            sources,
+            room: _,
+        } = checked;
+        self.enter_sources(sources, now_ms);
         if self.keys.len() + keys.len() > KEYS_MAX {
             self.keys.retain(|row| row.is_kept(now_ms));
         }
@@ -332,7 +359,7 @@ impl Numbers {
     fn epoch(self) -> u16 {
         match self {
             Numbers::Sequence { epoch, .. } => epoch,
-            Numbers::Counted { .. } | Numbers::Once => 0,
+            Numbers::Counted { .. } | Numbers::Once | Numbers::Offsets { .. } => 0,
         }
     }
 }
@@ -346,6 +373,7 @@ fn judge(row: Option<&ClientRow>, claim: &ClientClaim) -> Result<u64, ClientRefu
             None => Ok(1),
             Some(row) => Err(repeated(row, claim.checksum)),
         },
+        Numbers::Offsets { .. } => Err(ClientRefusal::Invalid("offsets belong to a partition")),
     }
 }
 

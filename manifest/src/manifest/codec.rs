@@ -2,7 +2,7 @@
 
 use super::{
     ADDRESS_MAX, CLIENTS_MAX, ClientId, ClientRow, Fingerprint, KEYS_MAX, Leader, Manifest, PRODUCERS_MAX,
-    ProducerId, ProducerRow, Stream,
+    ProducerId, ProducerRow, SOURCES_MAX, SourcePartition, SourceRow, Stream,
 };
 use crate::entry::{
     ENTRIES_MAX, LOG_BYTES_MAX, PARTS_MAX, STREAMS_MAX, check_entry, decode_entry, encode_entry,
@@ -12,6 +12,7 @@ use crate::page::PageReference;
 use crate::{Count, FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// Maximum pages to read of a manifest: two billion segments.
@@ -57,8 +58,13 @@ impl Object for Manifest {
             path: &[14],
             max: KEYS_MAX,
         },
+        Count {
+            of: "sources",
+            path: &[15],
+            max: SOURCES_MAX,
+        },
     ];
-    const VERSION_MAX: u16 = 2;
+    const VERSION_MAX: u16 = 3;
 
     fn encode(&self) -> Bytes {
         // Destructured completely: a forgotten new field does not compile.
@@ -76,9 +82,13 @@ impl Object for Manifest {
             leader,
             clients,
             keys,
+            sources,
         } = self;
-        // A program that does not know the clients would erase them, and then accept their requests again.
-        let version = if clients.is_empty() && keys.is_empty() {
+        // A program that does not know the clients would erase them, and then accept their requests again. Without the
+        // positions of sources, bridges would read everything again.
+        let version = if !sources.is_empty() {
+            3
+        } else if clients.is_empty() && keys.is_empty() {
             1
         } else {
             2
@@ -101,6 +111,7 @@ impl Object for Manifest {
                 leader: leader.as_ref().map(encode_leader),
                 clients: clients.iter().map(encode_client).collect(),
                 keys: keys.iter().map(encode_client).collect(),
+                sources: sources.iter().map(encode_source).collect(),
             },
         )
     }
@@ -145,6 +156,7 @@ impl Object for Manifest {
             leader: m.leader.map(decode_leader).transpose()?,
             clients: m.clients.iter().map(decode_client).collect::<Result<_, _>>()?,
             keys: m.keys.iter().map(decode_client).collect::<Result<_, _>>()?,
+            sources: m.sources.into_iter().map(decode_source).collect(),
         };
         manifest.check().map_err(content)?;
         Ok(manifest)
@@ -200,6 +212,7 @@ impl Manifest {
                 return Err(format!("the table of {table} is not in order"));
             }
         }
+        self.check_sources()?;
         if let Some(leader) = &self.leader
             && leader.address.len() > ADDRESS_MAX
         {
@@ -332,4 +345,47 @@ fn decode_client(row: &proto::Client) -> Result<ClientRow, FormatError> {
         seen_at_ms: row.seen_at_ms,
         checksum: row.checksum,
     })
+}
+
+fn encode_source(row: &SourceRow) -> proto::Source {
+    let SourceRow {
+        of,
+        shard,
+        next,
+        seen_at_ms,
+    } = row;
+    let SourcePartition {
+        source,
+        topic,
+        partition,
+    } = &**of;
+    proto::Source {
+        source: source.clone(),
+        topic: topic.clone(),
+        partition: *partition,
+        shard: *shard,
+        next: *next,
+        seen_at_ms: *seen_at_ms,
+    }
+}
+
+fn decode_source(row: proto::Source) -> SourceRow {
+    let proto::Source {
+        source,
+        topic,
+        partition,
+        shard,
+        next,
+        seen_at_ms,
+    } = row;
+    SourceRow {
+        of: Arc::new(SourcePartition {
+            source,
+            topic,
+            partition,
+        }),
+        shard,
+        next,
+        seen_at_ms,
+    }
 }

@@ -19,6 +19,7 @@ fn counted(client: ClientId, number: u64) -> ClientClaim {
         numbers: Numbers::Counted { number },
         checksum: u32::try_from(number).unwrap(),
         segment: 0,
+        source: None,
     }
 }
 
@@ -28,6 +29,7 @@ fn sequence(epoch: u16, first: u32, count: u32) -> ClientClaim {
         numbers: Numbers::Sequence { epoch, first, count },
         checksum: 0,
         segment: 0,
+        source: None,
     }
 }
 
@@ -37,6 +39,7 @@ fn key(id: ClientId) -> ClientClaim {
         numbers: Numbers::Once,
         checksum: 5,
         segment: 0,
+        source: None,
     }
 }
 
@@ -131,7 +134,7 @@ fn a_kafka_producer_counts_records_under_its_epoch() {
         (sequence(3, 15, 1), ClientRefusal::Fenced { epoch: 4 }),
         (sequence(5, 15, 1), ClientRefusal::Gap { last: 0 }),
     ] {
-        assert_eq!(refused(&log, again), expected, "{again:?}");
+        assert_eq!(refused(&log, again.clone()), expected, "{again:?}");
     }
     let log = entered(&log, &[sequence(5, 0, 2)]);
     assert_eq!((log.clients[0].epoch, log.clients[0].last), (5, 2));
@@ -261,7 +264,7 @@ fn a_key_is_remembered_for_a_day_at_least() {
     let later = 1_000 + KEY_EXPIRY_MS;
     let next = key(of(1, share));
     assert_eq!(
-        enter(&log, &[next], later - 1).unwrap_err()[0].reason,
+        enter(&log, std::slice::from_ref(&next), later - 1).unwrap_err()[0].reason,
         ClientRefusal::Full
     );
     let repeated = enter(&log, &[key(of(1, 7))], later).unwrap_err();

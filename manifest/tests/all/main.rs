@@ -8,4 +8,5 @@ mod dead_letter;
 mod manifest;
 mod members;
 mod pages;
+mod sources;
 mod unique;

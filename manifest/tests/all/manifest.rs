@@ -324,12 +324,12 @@ fn each_kind_of_damage_has_its_own_error() {
         Err(FormatError::Magic { .. })
     ));
     let mut newer = good.to_vec();
-    newer[4] = 3;
+    newer[4] = 4;
     assert!(matches!(
         Manifest::decode(&newer),
         Err(FormatError::Version {
-            found: 3,
-            newest: 2,
+            found: 4,
+            newest: 3,
             ..
         })
     ));

@@ -17,6 +17,9 @@ func (m *Manifest) Encode() ([]byte, error) {
 	if len(m.Clients)+len(m.Keys) > 0 {
 		version = clientsVersion
 	}
+	if len(m.Sources) > 0 {
+		version = sourcesVersion
+	}
 	return wrapVersion(manifestMagic, version, &manifestpb.Manifest{
 		BufferId:      m.BufferID[:],
 		Shard:         m.Shard,
@@ -32,6 +35,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		Leader:        encodeLeader(m.Leader),
 		Clients:       encodeAll(m.Clients, encodeClient),
 		Keys:          encodeAll(m.Keys, encodeClient),
+		Sources:       encodeAll(m.Sources, encodeSource),
 	})
 }
 
@@ -73,6 +77,9 @@ func Decode(bytes []byte) (*Manifest, error) {
 		return nil, err
 	}
 	if m.Keys, err = decodeAll(object, message.Keys, decodeClient); err != nil {
+		return nil, err
+	}
+	if m.Sources, err = decodeAll(object, message.Sources, decodeSource); err != nil {
 		return nil, err
 	}
 	if reason := m.Check(); reason != "" {
@@ -253,4 +260,20 @@ func decodeLeader(object string, message *manifestpb.Leader) (*Leader, error) {
 		return nil, err
 	}
 	return &Leader{producer, message.Term, message.Shared, message.Address}, nil
+}
+
+func encodeSource(row *SourceRow) *manifestpb.Source {
+	return &manifestpb.Source{
+		Source:    row.Of.Source,
+		Topic:     row.Of.Topic,
+		Partition: row.Of.Partition,
+		Shard:     row.Shard,
+		Next:      row.Next,
+		SeenAtMs:  row.SeenAtMs,
+	}
+}
+
+func decodeSource(_ string, message *manifestpb.Source) (SourceRow, error) {
+	of := SourcePartition{message.Source, message.Topic, message.Partition}
+	return SourceRow{of, message.Shard, message.Next, message.SeenAtMs}, nil
 }

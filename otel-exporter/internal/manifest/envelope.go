@@ -15,6 +15,9 @@ const (
 	// clientsVersion is the version of a manifest with clients. A program that does not know them would erase them, and
 	// then accept their requests again.
 	clientsVersion = 2
+	// sourcesVersion is the version of a manifest with the positions of bridges. Without them, bridges would read
+	// everything again.
+	sourcesVersion = 3
 )
 
 const envelopeLen = 4 + 2 + 4
@@ -70,7 +73,7 @@ func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, me
 	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
 	newest := uint16(FormatVersion)
 	if magic == manifestMagic {
-		newest = clientsVersion
+		newest = sourcesVersion
 	}
 	if version == 0 || version > newest {
 		return fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)

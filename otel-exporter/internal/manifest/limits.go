@@ -34,6 +34,7 @@ var (
 		{"producers", []protowire.Number{11}, ProducersMax},
 		{"clients", []protowire.Number{13}, ClientsMax},
 		{"idempotency keys", []protowire.Number{14}, ClientsMax},
+		{"sources", []protowire.Number{15}, SourcesMax},
 	}
 	pageCounts = []count{
 		{"entries", []protowire.Number{4}, entriesMax},

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
+	"unicode"
 
 	"github.com/google/uuid"
 	"github.com/oklog/ulid/v2"
@@ -89,6 +91,28 @@ type ClientRow struct {
 	Checksum uint32 // CRC32C of its last message; 0: not recorded
 }
 
+// SourcesMax is the maximum number of partitions with a position in a shard.
+const SourcesMax = 4096
+
+// A SourcePartition is a partition of another log, such as Kafka's.
+type SourcePartition struct {
+	Source    string // for Kafka, the id of the cluster
+	Topic     string
+	Partition uint32
+}
+
+func (p SourcePartition) compare(other SourcePartition) int {
+	return cmp.Or(cmp.Compare(p.Source, other.Source), cmp.Compare(p.Topic, other.Topic), cmp.Compare(p.Partition, other.Partition))
+}
+
+// A SourceRow is the position of a bridge in a partition. Bridges write it. This package only keeps it.
+type SourceRow struct {
+	Of       SourcePartition
+	Shard    uint32 // with the position; another than the manifest's only in shard 0
+	Next     uint64 // the offset of the next record
+	SeenAtMs uint64 // unix
+}
+
 // AddressMax is the maximum number of bytes of a leader's address: a DNS name has 253, a port five more and a colon.
 const AddressMax = 259
 
@@ -116,6 +140,7 @@ type Manifest struct {
 	Leader        *Leader         // nil: every producer commits for itself
 	Clients       []ClientRow     // ordered by ID
 	Keys          []ClientRow     // idempotency keys, ordered by ID
+	Sources       []SourceRow     // positions of bridges, ordered by what they read; nothing forgets one
 }
 
 // New is a shard before its first commit.
@@ -321,8 +346,34 @@ func (m *Manifest) Check() string {
 			}
 		}
 	}
+	if reason := m.checkSources(); reason != "" {
+		return reason
+	}
 	if m.Leader != nil && len(m.Leader.Address) > AddressMax {
 		return fmt.Sprintf("the leader's address has %d bytes, the limit is %d", len(m.Leader.Address), AddressMax)
+	}
+	return ""
+}
+
+func (m *Manifest) checkSources() string {
+	for i, row := range m.Sources {
+		if i > 0 && m.Sources[i-1].Of.compare(row.Of) >= 0 {
+			return "the table of sources is not in order"
+		}
+		if row.Of.Partition > math.MaxInt32 {
+			return fmt.Sprintf("partition %d is above %d", row.Of.Partition, math.MaxInt32)
+		}
+		for _, name := range []struct {
+			text string
+			max  int
+		}{{row.Of.Source, 128}, {row.Of.Topic, 249}} {
+			if name.text == "" || len(name.text) > name.max || strings.ContainsFunc(name.text, unicode.IsControl) {
+				return fmt.Sprintf("the name %q of a source is not valid", name.text)
+			}
+		}
+		if row.Shard != m.Shard && (m.Shard != 0 || row.Next != 0) {
+			return fmt.Sprintf("a row for shard %d must be in shard 0 without a position", row.Shard)
+		}
 	}
 	return ""
 }

@@ -24,6 +24,7 @@ func checkSame(t interface {
 		n.Streams, n.Pages = append([]Stream{}, m.Streams...), append([]PageReference{}, m.Pages...)
 		n.Tail, n.Producers = append([]Entry{}, m.Tail...), append([]ProducerRow{}, m.Producers...)
 		n.Clients, n.Keys = append([]ClientRow{}, m.Clients...), append([]ClientRow{}, m.Keys...)
+		n.Sources = append([]SourceRow{}, m.Sources...)
 		return n
 	}
 	if first, second := normal(a), normal(b); !reflect.DeepEqual(first, second) {
@@ -340,7 +341,7 @@ func TestEachKindOfDamageHasItsOwnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	newer, damaged := slices.Clone(good), slices.Clone(good)
-	newer[4] = 3
+	newer[4] = 4
 	damaged[len(damaged)-1] ^= 1
 	content, err := wrap(manifestMagic, nil)
 	if err != nil {

@@ -34,6 +34,7 @@ fn counted(client: u8, number: u64, payload: &str) -> Numbered {
         client: ClientId([client; 16]),
         numbers: Numbers::Counted { number },
         checksum: crc32c::crc32c(payload.as_bytes()).max(1),
+        source: None,
     }
 }
 
@@ -107,6 +108,7 @@ async fn a_row_that_is_far_behind_takes_no_new_sequence_number_for_an_old_one() 
             count,
         },
         checksum: 0,
+        source: None,
     };
     let first = world.producer(config(), 1).await;
     send(&first, "one", sequence(0, 100)).await.unwrap();
@@ -279,7 +281,9 @@ async fn until_acknowledged(
     while start.elapsed() < DURATION * 2 {
         let copies = rng.random_range(1..=2);
         let producers: Vec<Producer> = (0..copies).filter_map(|_| alive.any(rng)).collect();
-        let sends = producers.iter().map(|producer| send(producer, payload, numbered));
+        let sends = producers
+            .iter()
+            .map(|producer| send(producer, payload, numbered.clone()));
         let patience = Duration::from_millis(rng.random_range(1..4_000));
         let answers = timeout(patience, join_all(sends)).await.unwrap_or_default();
         let mut done = false;
@@ -334,6 +338,7 @@ async fn with_keys(alive: &Alive, start: Instant, mut rng: StdRng, client: u8, s
             client: ClientId(id),
             numbers: Numbers::Once,
             checksum: 1,
+            source: None,
         };
         until_acknowledged(alive, start, &mut rng, &payload, numbered, story).await;
     }
@@ -366,6 +371,7 @@ async fn pipelined(alive: &Alive, start: Instant, mut rng: StdRng, client: u8, s
                     count: *count,
                 },
                 checksum: 0,
+                source: None,
             };
             if rng.random_range(0..20) == 0 {
                 // The network loses this one.

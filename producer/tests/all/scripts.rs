@@ -4,10 +4,13 @@
 
 use std::fmt::Write as _;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, STREAMS_MAX, TAIL_MAX};
-use millpond_manifest::{Claim, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::{
+    Claim, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId, SourcePartition, SourceRow,
+};
 use millpond_producer::Config;
 use millpond_producer::commit::{
     Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, Found, Group, Landed, News, Next, Own, Settlement, Swap,
@@ -144,6 +147,10 @@ impl World {
             ("register", [id]) => self.change(|state| *state = state.register(claimant(id), 0)),
             ("claims", arguments) => return self.claims(arguments),
             ("impostor", segments) => return self.commit_as(self.commits.producer(), segments),
+            ("source", [partition, next]) => {
+                let row = source(partition.parse().unwrap(), next.parse().unwrap());
+                self.change(|state| *state = state.set_source(None, row).unwrap());
+            }
             ("forget", []) => self.change(|state| state.producers.clear()),
             ("floor", [ms]) => self.change(|state| state.orphan_floor_ms = ms.parse().unwrap()),
             ("remove", []) => self.stored = None,
@@ -530,7 +537,23 @@ fn shown(state: &Manifest) -> String {
         let who = producer(row.id);
         writeln!(text, "{who}: commit {commit} has {count} from sequence {first}").unwrap();
     }
+    for row in &state.sources {
+        writeln!(text, "source {}: next {}", row.of, row.next).unwrap();
+    }
     text.trim_end().to_owned()
+}
+
+fn source(partition: u32, next: u64) -> SourceRow {
+    SourceRow {
+        of: Arc::new(SourcePartition {
+            source: "cluster".into(),
+            topic: "topic".into(),
+            partition,
+        }),
+        shard: 0,
+        next,
+        seen_at_ms: 0,
+    }
 }
 
 fn constants() -> String {
@@ -606,7 +629,7 @@ fn the_scripts_lead_to_what_they_say() {
         .map(|entry| entry.unwrap().path())
         .collect();
     paths.sort();
-    assert_eq!(paths.len(), 7, "{paths:?}");
+    assert_eq!(paths.len(), 8, "{paths:?}");
     for path in paths {
         let script = std::fs::read_to_string(&path).unwrap();
         let rerun = rerun(&path, &script);

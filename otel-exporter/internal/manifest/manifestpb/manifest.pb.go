@@ -977,6 +977,91 @@ func (x *Client) GetChecksum() uint32 {
 	return 0
 }
 
+// The position of a bridge in a partition of another log, such as Kafka's.
+type Source struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // for Kafka, the cluster's id
+	Topic         string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     uint32                 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
+	Shard         uint32                 `protobuf:"varint,4,opt,name=shard,proto3" json:"shard,omitempty"`                         // the shard with the position; another than the manifest's only in shard 0
+	Next          uint64                 `protobuf:"varint,5,opt,name=next,proto3" json:"next,omitempty"`                           // everything below is in the log, or was left out on purpose; 0 in a row for another shard
+	SeenAtMs      uint64                 `protobuf:"varint,6,opt,name=seen_at_ms,json=seenAtMs,proto3" json:"seen_at_ms,omitempty"` // unix
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Source) Reset() {
+	*x = Source{}
+	mi := &file_manifest_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Source) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Source) ProtoMessage() {}
+
+func (x *Source) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Source.ProtoReflect.Descriptor instead.
+func (*Source) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Source) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Source) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Source) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *Source) GetShard() uint32 {
+	if x != nil {
+		return x.Shard
+	}
+	return 0
+}
+
+func (x *Source) GetNext() uint64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *Source) GetSeenAtMs() uint64 {
+	if x != nil {
+		return x.SeenAtMs
+	}
+	return 0
+}
+
 type Manifest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
@@ -993,13 +1078,14 @@ type Manifest struct {
 	Leader        *Leader                `protobuf:"bytes,12,opt,name=leader,proto3" json:"leader,omitempty"`   // absent: every producer commits for itself
 	Clients       []*Client              `protobuf:"bytes,13,rep,name=clients,proto3" json:"clients,omitempty"` // ordered by id
 	Keys          []*Client              `protobuf:"bytes,14,rep,name=keys,proto3" json:"keys,omitempty"`       // idempotency keys, ordered by id
+	Sources       []*Source              `protobuf:"bytes,15,rep,name=sources,proto3" json:"sources,omitempty"` // ordered by source, topic and partition; a manifest with any has format version 3
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1011,7 +1097,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1024,7 +1110,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Manifest) GetBufferId() []byte {
@@ -1125,6 +1211,13 @@ func (x *Manifest) GetKeys() []*Client {
 	return nil
 }
 
+func (x *Manifest) GetSources() []*Source {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
+}
+
 // The rules that form batches and determine the bytes under a token. Pinned while batches are in doubt.
 type BatchingPolicy struct {
 	state                 protoimpl.MessageState `protogen:"open.v1"`
@@ -1142,7 +1235,7 @@ type BatchingPolicy struct {
 
 func (x *BatchingPolicy) Reset() {
 	*x = BatchingPolicy{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1247,7 @@ func (x *BatchingPolicy) String() string {
 func (*BatchingPolicy) ProtoMessage() {}
 
 func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1260,7 @@ func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchingPolicy.ProtoReflect.Descriptor instead.
 func (*BatchingPolicy) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *BatchingPolicy) GetBatchRecords() uint64 {
@@ -1236,7 +1329,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1341,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1354,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Plan) GetLow() uint64 {
@@ -1289,7 +1382,7 @@ type StreamCursor struct {
 
 func (x *StreamCursor) Reset() {
 	*x = StreamCursor{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1301,7 +1394,7 @@ func (x *StreamCursor) String() string {
 func (*StreamCursor) ProtoMessage() {}
 
 func (x *StreamCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1314,7 +1407,7 @@ func (x *StreamCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCursor.ProtoReflect.Descriptor instead.
 func (*StreamCursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StreamCursor) GetStream() string {
@@ -1351,7 +1444,7 @@ type Skip struct {
 
 func (x *Skip) Reset() {
 	*x = Skip{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1363,7 +1456,7 @@ func (x *Skip) String() string {
 func (*Skip) ProtoMessage() {}
 
 func (x *Skip) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1376,7 +1469,7 @@ func (x *Skip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skip.ProtoReflect.Descriptor instead.
 func (*Skip) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Skip) GetStream() string {
@@ -1421,7 +1514,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1526,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1539,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Refused) GetStream() string {
@@ -1495,7 +1588,7 @@ type SinkTable struct {
 
 func (x *SinkTable) Reset() {
 	*x = SinkTable{}
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1600,7 @@ func (x *SinkTable) String() string {
 func (*SinkTable) ProtoMessage() {}
 
 func (x *SinkTable) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1613,7 @@ func (x *SinkTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTable.ProtoReflect.Descriptor instead.
 func (*SinkTable) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{17}
+	return file_manifest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SinkTable) GetName() string {
@@ -1549,7 +1642,7 @@ type SinkTables struct {
 
 func (x *SinkTables) Reset() {
 	*x = SinkTables{}
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1654,7 @@ func (x *SinkTables) String() string {
 func (*SinkTables) ProtoMessage() {}
 
 func (x *SinkTables) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1667,7 @@ func (x *SinkTables) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTables.ProtoReflect.Descriptor instead.
 func (*SinkTables) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{18}
+	return file_manifest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SinkTables) GetTables() []*SinkTable {
@@ -1611,7 +1704,7 @@ type TableClaim struct {
 
 func (x *TableClaim) Reset() {
 	*x = TableClaim{}
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1623,7 +1716,7 @@ func (x *TableClaim) String() string {
 func (*TableClaim) ProtoMessage() {}
 
 func (x *TableClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1636,7 +1729,7 @@ func (x *TableClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableClaim.ProtoReflect.Descriptor instead.
 func (*TableClaim) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{19}
+	return file_manifest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TableClaim) GetId() uint64 {
@@ -1699,7 +1792,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[20]
+	mi := &file_manifest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1711,7 +1804,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[20]
+	mi := &file_manifest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1724,7 +1817,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{20}
+	return file_manifest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -1910,7 +2003,7 @@ type Deduplication struct {
 
 func (x *Deduplication) Reset() {
 	*x = Deduplication{}
-	mi := &file_manifest_proto_msgTypes[21]
+	mi := &file_manifest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1922,7 +2015,7 @@ func (x *Deduplication) String() string {
 func (*Deduplication) ProtoMessage() {}
 
 func (x *Deduplication) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[21]
+	mi := &file_manifest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1935,7 +2028,7 @@ func (x *Deduplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deduplication.ProtoReflect.Descriptor instead.
 func (*Deduplication) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{21}
+	return file_manifest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Deduplication) GetStream() string {
@@ -1990,7 +2083,7 @@ type UniqueSetting struct {
 
 func (x *UniqueSetting) Reset() {
 	*x = UniqueSetting{}
-	mi := &file_manifest_proto_msgTypes[22]
+	mi := &file_manifest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2095,7 @@ func (x *UniqueSetting) String() string {
 func (*UniqueSetting) ProtoMessage() {}
 
 func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[22]
+	mi := &file_manifest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2108,7 @@ func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSetting.ProtoReflect.Descriptor instead.
 func (*UniqueSetting) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{22}
+	return file_manifest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *UniqueSetting) GetKey() []string {
@@ -2042,7 +2135,7 @@ type UniqueReference struct {
 
 func (x *UniqueReference) Reset() {
 	*x = UniqueReference{}
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2054,7 +2147,7 @@ func (x *UniqueReference) String() string {
 func (*UniqueReference) ProtoMessage() {}
 
 func (x *UniqueReference) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2067,7 +2160,7 @@ func (x *UniqueReference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueReference.ProtoReflect.Descriptor instead.
 func (*UniqueReference) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{23}
+	return file_manifest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UniqueReference) GetNext() uint64 {
@@ -2105,7 +2198,7 @@ type UniqueSnapshot struct {
 
 func (x *UniqueSnapshot) Reset() {
 	*x = UniqueSnapshot{}
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2210,7 @@ func (x *UniqueSnapshot) String() string {
 func (*UniqueSnapshot) ProtoMessage() {}
 
 func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2223,7 @@ func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSnapshot.ProtoReflect.Descriptor instead.
 func (*UniqueSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{24}
+	return file_manifest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UniqueSnapshot) GetBufferId() []byte {
@@ -2228,7 +2321,7 @@ type EarlierSnapshot struct {
 
 func (x *EarlierSnapshot) Reset() {
 	*x = EarlierSnapshot{}
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2333,7 @@ func (x *EarlierSnapshot) String() string {
 func (*EarlierSnapshot) ProtoMessage() {}
 
 func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2346,7 @@ func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EarlierSnapshot.ProtoReflect.Descriptor instead.
 func (*EarlierSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{25}
+	return file_manifest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EarlierSnapshot) GetReference() *UniqueReference {
@@ -2300,7 +2393,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2405,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2418,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{26}
+	return file_manifest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -2493,7 +2586,15 @@ const file_manifest_proto_rawDesc = "" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12\x1c\n" +
 	"\n" +
 	"seen_at_ms\x18\x05 \x01(\x04R\bseenAtMs\x12\x1a\n" +
-	"\bchecksum\x18\x06 \x01(\aR\bchecksum\"\xb1\x04\n" +
+	"\bchecksum\x18\x06 \x01(\aR\bchecksum\"\x9c\x01\n" +
+	"\x06Source\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x03 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x12\n" +
+	"\x04next\x18\x05 \x01(\x04R\x04next\x12\x1c\n" +
+	"\n" +
+	"seen_at_ms\x18\x06 \x01(\x04R\bseenAtMs\"\xe0\x04\n" +
 	"\bManifest\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x18\n" +
@@ -2509,7 +2610,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\tproducers\x18\v \x03(\v2\x15.millpond.v1.ProducerR\tproducers\x12+\n" +
 	"\x06leader\x18\f \x01(\v2\x13.millpond.v1.LeaderR\x06leader\x12-\n" +
 	"\aclients\x18\r \x03(\v2\x13.millpond.v1.ClientR\aclients\x12'\n" +
-	"\x04keys\x18\x0e \x03(\v2\x13.millpond.v1.ClientR\x04keys\"\xae\x02\n" +
+	"\x04keys\x18\x0e \x03(\v2\x13.millpond.v1.ClientR\x04keys\x12-\n" +
+	"\asources\x18\x0f \x03(\v2\x13.millpond.v1.SourceR\asources\"\xae\x02\n" +
 	"\x0eBatchingPolicy\x12#\n" +
 	"\rbatch_records\x18\x01 \x01(\x04R\fbatchRecords\x12\x1f\n" +
 	"\vbatch_bytes\x18\x02 \x01(\x04R\n" +
@@ -2666,7 +2768,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),           // 0: millpond.v1.Encoding
 	(Ownership)(0),          // 1: millpond.v1.Ownership
@@ -2682,22 +2784,23 @@ var file_manifest_proto_goTypes = []any{
 	(*Producer)(nil),        // 11: millpond.v1.Producer
 	(*Leader)(nil),          // 12: millpond.v1.Leader
 	(*Client)(nil),          // 13: millpond.v1.Client
-	(*Manifest)(nil),        // 14: millpond.v1.Manifest
-	(*BatchingPolicy)(nil),  // 15: millpond.v1.BatchingPolicy
-	(*Plan)(nil),            // 16: millpond.v1.Plan
-	(*StreamCursor)(nil),    // 17: millpond.v1.StreamCursor
-	(*Skip)(nil),            // 18: millpond.v1.Skip
-	(*Refused)(nil),         // 19: millpond.v1.Refused
-	(*SinkTable)(nil),       // 20: millpond.v1.SinkTable
-	(*SinkTables)(nil),      // 21: millpond.v1.SinkTables
-	(*TableClaim)(nil),      // 22: millpond.v1.TableClaim
-	(*Cursor)(nil),          // 23: millpond.v1.Cursor
-	(*Deduplication)(nil),   // 24: millpond.v1.Deduplication
-	(*UniqueSetting)(nil),   // 25: millpond.v1.UniqueSetting
-	(*UniqueReference)(nil), // 26: millpond.v1.UniqueReference
-	(*UniqueSnapshot)(nil),  // 27: millpond.v1.UniqueSnapshot
-	(*EarlierSnapshot)(nil), // 28: millpond.v1.EarlierSnapshot
-	(*DeadLetter)(nil),      // 29: millpond.v1.DeadLetter
+	(*Source)(nil),          // 14: millpond.v1.Source
+	(*Manifest)(nil),        // 15: millpond.v1.Manifest
+	(*BatchingPolicy)(nil),  // 16: millpond.v1.BatchingPolicy
+	(*Plan)(nil),            // 17: millpond.v1.Plan
+	(*StreamCursor)(nil),    // 18: millpond.v1.StreamCursor
+	(*Skip)(nil),            // 19: millpond.v1.Skip
+	(*Refused)(nil),         // 20: millpond.v1.Refused
+	(*SinkTable)(nil),       // 21: millpond.v1.SinkTable
+	(*SinkTables)(nil),      // 22: millpond.v1.SinkTables
+	(*TableClaim)(nil),      // 23: millpond.v1.TableClaim
+	(*Cursor)(nil),          // 24: millpond.v1.Cursor
+	(*Deduplication)(nil),   // 25: millpond.v1.Deduplication
+	(*UniqueSetting)(nil),   // 26: millpond.v1.UniqueSetting
+	(*UniqueReference)(nil), // 27: millpond.v1.UniqueReference
+	(*UniqueSnapshot)(nil),  // 28: millpond.v1.UniqueSnapshot
+	(*EarlierSnapshot)(nil), // 29: millpond.v1.EarlierSnapshot
+	(*DeadLetter)(nil),      // 30: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -2711,29 +2814,30 @@ var file_manifest_proto_depIdxs = []int32{
 	12, // 8: millpond.v1.Manifest.leader:type_name -> millpond.v1.Leader
 	13, // 9: millpond.v1.Manifest.clients:type_name -> millpond.v1.Client
 	13, // 10: millpond.v1.Manifest.keys:type_name -> millpond.v1.Client
-	16, // 11: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
-	20, // 12: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
-	22, // 13: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
-	20, // 14: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
-	1,  // 15: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	15, // 16: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	17, // 17: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	18, // 18: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	19, // 19: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	21, // 20: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	24, // 21: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
-	25, // 22: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
-	26, // 23: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
-	25, // 24: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
-	28, // 25: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
-	26, // 26: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
-	2,  // 27: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 28: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	14, // 11: millpond.v1.Manifest.sources:type_name -> millpond.v1.Source
+	17, // 12: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
+	21, // 13: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
+	23, // 14: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
+	21, // 15: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
+	1,  // 16: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	16, // 17: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	18, // 18: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	19, // 19: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	20, // 20: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	22, // 21: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	25, // 22: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
+	26, // 23: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
+	27, // 24: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
+	26, // 25: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
+	29, // 26: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
+	27, // 27: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
+	2,  // 28: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 29: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -2747,7 +2851,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -136,6 +136,7 @@ pub(crate) async fn send_first(producer: &Producer, client: u8, text: &str) -> C
         client: ClientId([client; 16]),
         numbers: Numbers::Counted { number: 1 },
         checksum: 1,
+        source: None,
     };
     let submitted = producer.submit_numbered(append, numbered).await.unwrap();
     submitted.committed().await.unwrap()
