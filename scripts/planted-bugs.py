@@ -88,6 +88,17 @@ def numbered(test, says):
     return Catcher("producer/tests/all/clients.rs", test, says)
 
 
+ANY_BRIDGE = "every_offset_is_in_the_log_once_whoever_reads_it_and_whoever_dies"
+REFUSED_OFFSETS = (
+    "records_that_another_bridge_has_committed_are_refused_and_the_rest_of_the_segment_stays"
+)
+
+
+def sourced(test, says):
+    """Bridges that append the offsets of a source."""
+    return Catcher("producer/tests/all/sources.rs", test, says)
+
+
 def gc(test, says):
     return Catcher("consumer/tests/all/gc.rs", test, says)
 
@@ -296,6 +307,35 @@ CATCHERS = {
             "producer/src/lib.rs",
             "election::tests::a_leader_that_serves_others_keeps_the_lead",
             r"left: Take\(",
+        )
+    ],
+    "source-unchecked": [
+        sourced(REFUSED_OFFSETS, "left|right"),
+        sourced(ANY_BRIDGE, "is in the log once"),
+    ],
+    "source-not-entered": [
+        sourced("records_and_position_are_committed_together", r"left: Some\(3\)|Position"),
+        sourced(ANY_BRIDGE, "is in the log once"),
+    ],
+    "source-handed-over": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_group_with_offsets_of_a_source_is_not_handed_over",
+            "offsets of a source were handed over",
+        )
+    ],
+    "source-forgotten": [
+        Catcher("manifest/tests/all/sources.rs", "no_transition_forgets_a_position", "left"),
+        sourced(ANY_BRIDGE, "a position is never forgotten"),
+    ],
+    "stale-position": [
+        sourced("a_position_that_an_old_manifest_lacks_is_no_answer", r"Position \{ next: Some\(2\)")
+    ],
+    "older-program-reads-sources": [
+        Catcher(
+            "manifest/tests/all/sources.rs",
+            "the_golden_manifest_with_sources_is_read_and_written_alike",
+            "left",
         )
     ],
     "client-unchecked": [numbered(ANY_PRODUCER, "is_repeated|is in the log twice|left")],

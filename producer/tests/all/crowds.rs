@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::sources;
 use crate::support::group::{Group, SECOND, Way, load, percentile, slow_store};
 use crate::support::{append, send_first};
 use millpond_storage::unreliable::{Fault, Faults, On};
@@ -71,6 +72,16 @@ async fn a_group_with_numbered_requests_is_not_handed_over() {
     assert!(!send_first(&group.producers[1], 7, "numbered").await.is_repeated);
     assert_eq!(group.network.asked(), 0, "a request of a client was handed over");
     assert_eq!(group.world.log().await, ["leads", "numbered"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_with_offsets_of_a_source_is_not_handed_over() {
+    let group = late_to_meet().await;
+    sources::place(&group.world, 0).await;
+    let sent = sources::send(&group.producers[1], "offsets", 0, 3).await;
+    assert_eq!(group.network.asked(), 0, "offsets of a source were handed over");
+    assert!(sent.is_ok(), "{sent:?}");
+    assert_eq!(group.world.log().await, ["leads", "offsets"]);
 }
 
 /// The store refuses the second copy of a swap of which the first landed. Another producer takes the lead in between.

@@ -11,6 +11,7 @@ mod producer;
 mod scripts;
 mod shared_commits;
 mod simulation;
+mod sources;
 mod support;
 mod turns;
 mod watch;
