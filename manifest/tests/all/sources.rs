@@ -183,13 +183,13 @@ fn golden() -> Manifest {
 #[test]
 fn the_golden_manifest_with_sources_is_read_and_written_alike() {
     let bytes = std::fs::read(GOLDEN).expect("the golden file is in the repository");
-    assert_eq!(
-        bytes[4..6],
-        [3, 0],
-        "older programs would erase the positions, so they must refuse it"
-    );
     assert_eq!(Manifest::decode(&bytes).unwrap(), golden());
     assert_eq!(golden().encode(), bytes);
+}
+
+#[test]
+fn older_programs_refuse_a_manifest_with_positions() {
+    assert_eq!(golden().encode()[4..6], [3, 0], "they would erase the positions");
 }
 
 #[test]

@@ -78,10 +78,16 @@ async fn a_group_with_numbered_requests_is_not_handed_over() {
 async fn a_group_with_offsets_of_a_source_is_not_handed_over() {
     let group = late_to_meet().await;
     sources::place(&group.world, 0).await;
-    let sent = sources::send(&group.producers[1], "offsets", 0, 3).await;
+    let bridge = &group.producers[1];
+    let sent = sources::send(bridge, "offsets", 0, 3).await;
+    assert!(sent.is_ok(), "{sent:?}");
+    // From here on the bridge knows the position and the leader, but not the manifest in force.
+    append(&group.producers[0], "leads again").await.unwrap();
+    let sent = sources::send(bridge, "more", 3, 5).await;
     assert_eq!(group.network.asked(), 0, "offsets of a source were handed over");
     assert!(sent.is_ok(), "{sent:?}");
-    assert_eq!(group.world.log().await, ["leads", "offsets"]);
+    let log = ["leads", "offsets", "leads again", "more"];
+    assert_eq!(group.world.log().await, log);
 }
 
 /// The store refuses the second copy of a swap of which the first landed. Another producer takes the lead in between.
