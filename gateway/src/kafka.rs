@@ -15,10 +15,12 @@ use crate::tokens::Identity;
 mod answer;
 mod connection;
 mod produce;
+mod records;
 mod rows;
 mod sasl;
 mod topics;
 
+pub use records::{Route, raw_row};
 pub use topics::{KafkaTopics, TopicSettings, Unlisted};
 
 pub(crate) use connection::{Session, serve};

@@ -43,7 +43,7 @@ mod tokens;
 pub use config::Config;
 pub use connections::{Answering, Connection, Connections, Room, Seat};
 pub use files::FileError;
-pub use kafka::{KafkaConfig, KafkaTopics, TopicSettings, Unlisted};
+pub use kafka::{KafkaConfig, KafkaTopics, Route, TopicSettings, Unlisted, raw_row};
 pub use security::{Exposed, Security, SecurityFiles, check_exposure, count_tokens};
 pub use server::{Error, Gateway, Listeners};
 pub use tls::TlsFiles;

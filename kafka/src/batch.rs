@@ -251,6 +251,20 @@ impl<'a> Records<'a> {
 }
 
 impl<'a> Headers<'a> {
+    /// Headers that a client library has decoded: writes them to `buffer` as in a batch, and reads them there.
+    pub fn of<'h>(
+        headers: impl IntoIterator<Item = (&'h [u8], Option<&'h [u8]>)>,
+        buffer: &'a mut Vec<u8>,
+    ) -> Headers<'a> {
+        let mut left = 0;
+        for (key, value) in headers {
+            put_bytes(Some(key), buffer);
+            put_bytes(value, buffer);
+            left += 1;
+        }
+        Headers { rest: buffer, left }
+    }
+
     fn header(&mut self) -> Option<Header<'a>> {
         self.left -= 1;
         Some(Header {
@@ -271,6 +285,18 @@ impl<'a> Iterator for Headers<'a> {
     }
 }
 
+/// Writes bytes after their length.
+fn put_bytes(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
+    // The length's sign is in its lowest bit; null has the length -1.
+    let mut length = bytes.map_or(1, |bytes| (bytes.len() as u64) << 1);
+    while length >= 0x80 {
+        out.push((length & 0x7f) as u8 | 0x80);
+        length >>= 7;
+    }
+    out.push((length & 0x7f) as u8);
+    out.extend_from_slice(bytes.unwrap_or_default());
+}
+
 /// A variable-length number with its sign in the lowest bit.
 fn signed(rest: &mut &[u8], bytes_max: usize) -> Option<i64> {
     let (value, length) = varint(rest, bytes_max)?;
@@ -286,4 +312,20 @@ fn bytes<'a>(rest: &mut &'a [u8]) -> Option<Option<&'a [u8]>> {
     }
     let length = usize::try_from(length).ok()?;
     Some(Some(rest.split_off(..length)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_a_library_are_read_as_those_of_a_batch() {
+        let long = vec![7; 300];
+        let all: [(&[u8], Option<&[u8]>); 3] = [(b"a", None), (b"", Some(b"")), (b"b", Some(&long))];
+        let mut buffer = Vec::new();
+        let read: Vec<_> = Headers::of(all, &mut buffer)
+            .map(|it| (it.key, it.value))
+            .collect();
+        assert_eq!(read, all);
+    }
 }

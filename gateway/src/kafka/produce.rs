@@ -2,18 +2,17 @@
 
 use bytes::Bytes;
 use millpond_kafka::{
-    Acks, Batch, BatchError, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, Record, TopicData,
+    Acks, Batch, BatchError, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, TopicData,
     TopicOutcome, TopicRef,
 };
-use millpond_otlp::Signal;
 use millpond_producer::{Append, Numbered, Submitted};
-use millpond_segment::Encoding as StreamEncoding;
 use tonic::Code;
 
 use super::Kafka;
 use super::answer::Fault;
+use super::records::add;
 use super::rows::{Length, row};
-use super::topics::{Shape, Topic, TopicEncoding};
+use super::topics::{Topic, TopicEncoding};
 use crate::decompress::Encoding;
 use crate::envelope::Caller;
 use crate::memory::HeldMemory;
@@ -22,7 +21,7 @@ use crate::metrics::{Content, InFlight, Transport};
 use crate::numbering;
 use crate::refusal::Refusal;
 use crate::request::{Service, TRANSCODE_INLINE_MAX};
-use crate::rows::{ERRORS_MAX, check_row};
+use crate::rows::ERRORS_MAX;
 use crate::tokens::Identity;
 
 /// The records for a topic on their way into the log.
@@ -173,10 +172,7 @@ impl Taking<'_> {
         let reservation = held.part(payload.bytes.capacity());
         let append = Append {
             stream: topic.stream.clone(),
-            encoding: match encoding {
-                TopicEncoding::Otlp(_) => StreamEncoding::Otlp,
-                TopicEncoding::Events(_) => StreamEncoding::Ndjson,
-            },
+            encoding: encoding.of_stream(),
             payload: payload.bytes.into(),
             records: payload.records,
             received_at_us,
@@ -259,14 +255,9 @@ fn payload(batch: &Batch, body: &[u8], encoding: TopicEncoding, length: usize) -
     };
     for (place, record) in (0_i32..).zip(batch.records(body)) {
         let record = record.map_err(BatchError::from)?;
-        let added = match (encoding, record.value) {
-            (TopicEncoding::Events(shape @ Shape::Raw), _) => maker.add_row(&record, shape),
-            (_, None) => Err("the record has no value".to_owned()),
-            (TopicEncoding::Events(shape), Some(_)) => maker.add_row(&record, shape),
-            (TopicEncoding::Otlp(signal), Some(value)) => maker.add_request(signal, value),
-        };
-        if let Err(reason) = added {
-            maker.reject(place, reason);
+        match add(encoding, &record, &mut maker.payload.bytes) {
+            Ok(records) => maker.payload.records += records,
+            Err(reason) => maker.reject(place, reason),
         }
     }
     maker.finish()
@@ -280,26 +271,6 @@ struct Maker {
 }
 
 impl Maker {
-    fn add_row(&mut self, record: &Record<'_>, shape: Shape) -> Result<(), String> {
-        let bytes = &mut self.payload.bytes;
-        if !bytes.is_empty() {
-            bytes.push(b'\n');
-        }
-        let start = bytes.len();
-        row(record, shape, bytes);
-        check_row(&bytes[start..])?;
-        self.payload.records += 1;
-        Ok(())
-    }
-
-    /// Requests one after another are one request with all that they have: their only field is repeated.
-    fn add_request(&mut self, signal: Signal, value: &[u8]) -> Result<(), String> {
-        let counts = millpond_otlp::validate(signal, value).map_err(|malformed| malformed.to_string())?;
-        self.payload.bytes.extend_from_slice(value);
-        self.payload.records += counts.records;
-        Ok(())
-    }
-
     fn reject(&mut self, place: i32, reason: String) {
         self.rejected += 1;
         if self.errors.len() < ERRORS_MAX {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use millpond_kafka::ErrorCode;
 use millpond_otlp::Signal;
+use millpond_segment::Encoding as StreamEncoding;
 
 use super::answer::Fault;
 use crate::refusal::Why;
@@ -124,6 +125,16 @@ pub(super) struct Topic {
 pub(super) enum TopicEncoding {
     Otlp(Signal),
     Events(Shape),
+}
+
+impl TopicEncoding {
+    /// The encoding of the stream's messages.
+    pub(super) fn of_stream(self) -> StreamEncoding {
+        match self {
+            TopicEncoding::Otlp(_) => StreamEncoding::Otlp,
+            TopicEncoding::Events(_) => StreamEncoding::Ndjson,
+        }
+    }
 }
 
 /// The parts of a record that its row contains.
