@@ -25,7 +25,7 @@ demo: ## Run the whole pipeline on this machine (DEMO_SECONDS, DEMO_RATE, DEMO_B
 	    $(call tools,minio)
 	fi
 	scripts/quietly.sh "building Millpond" target/demo-build.log \
-	    cargo build --locked --profile demo --bin millpond --bin embedded-clickhouse
+	    cargo build --locked --profile demo --no-default-features --bin millpond --bin embedded-clickhouse
 	exec target/demo/millpond demo
 
 .PHONY: tutorial

@@ -72,7 +72,7 @@ build() {
         CFLAGS="-ffile-prefix-map=$registry=crates -ffile-prefix-map=$PWD=millpond" \
         ZIG_GLOBAL_CACHE_DIR="$cache/zig" \
         PATH="$zigbuild:$PATH" \
-        cargo zigbuild --locked --release --package millpond-cli --bin millpond --target "$1.$glibc" >&2
+        cargo zigbuild --locked --release --package millpond-cli --features bridge-tls --bin millpond --target "$1.$glibc" >&2
 }
 
 # llvm_objcopy: rustc's, because binutils know only the machine's architecture.

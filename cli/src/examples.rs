@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 /// Each command that does something, and its examples: one a line.
-const EXAMPLES: [(&str, &[&str]); 29] = [
+const EXAMPLES: &[(&str, &[&str])] = &[
     (
         "gateway",
         &[
@@ -21,6 +21,14 @@ const EXAMPLES: [(&str, &[&str]); 29] = [
         &[
             "millpond consume --buffer s3://my-bucket/telemetry --clickhouse http://127.0.0.1:8123",
             "millpond consume --config /etc/millpond.toml --consumer acme --streams 'acme.*' --database acme",
+        ],
+    ),
+    #[cfg(feature = "bridge")]
+    (
+        "bridge kafka",
+        &[
+            "millpond bridge kafka --buffer s3://my-bucket/telemetry --brokers kafka-1:9092,kafka-2:9092 --topics orders,payments",
+            "millpond bridge kafka --buffer s3://my-bucket/telemetry --brokers kafka:9093 --topics orders --group orders-loader --from committed --tls --sasl SCRAM-SHA-512 --sasl-user millpond --sasl-password-file password",
         ],
     ),
     (
@@ -245,7 +253,7 @@ mod tests {
     #[test]
     fn every_example_is_a_command_line_that_the_program_accepts() {
         for (path, examples) in EXAMPLES {
-            for example in examples {
+            for example in *examples {
                 let line = example.split(" > ").next().unwrap();
                 let words = line.split(' ').skip_while(|word| *word != "millpond");
                 // Quotes in the examples enclose single words, or the reason of a skip.

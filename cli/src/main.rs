@@ -5,6 +5,8 @@
 
 mod admin;
 mod allocator;
+#[cfg(feature = "bridge")]
+mod bridge;
 mod buffer;
 mod consume;
 mod consumers;
@@ -110,6 +112,10 @@ enum Command {
     Gateway(Box<gateway::GatewayArgs>),
     /// Write a buffer's records to ClickHouse, each exactly once.
     Consume(Box<consume::ConsumeArgs>),
+    /// Read other logs into a buffer, each record exactly once.
+    #[cfg(feature = "bridge")]
+    #[command(subcommand)]
+    Bridge(bridge::BridgeCommand),
     /// Run a gateway, a consumer and an embedded ClickHouse together, to try things out.
     Dev(dev::DevArgs),
     /// Send logs through the whole pipeline and check the rows (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
@@ -169,13 +175,20 @@ impl Command {
         match self {
             Command::Gateway(args) => args.telemetry(),
             Command::Consume(args) => args.telemetry(),
+            #[cfg(feature = "bridge")]
+            Command::Bridge(command) => command.telemetry(),
             _ => Ok(Telemetry::default()),
         }
     }
 
     /// Returns true for a command that runs until stopped. Operators read its log, and the output of the others.
     fn is_service(&self) -> bool {
-        matches!(self, Command::Gateway(_) | Command::Consume(_) | Command::Dev(_))
+        match self {
+            Command::Gateway(_) | Command::Consume(_) | Command::Dev(_) => true,
+            #[cfg(feature = "bridge")]
+            Command::Bridge(_) => true,
+            _ => false,
+        }
     }
 }
 
@@ -241,6 +254,8 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
         match command {
             Command::Gateway(args) => gateway::run(*args, telemetry).await.map(|()| ExitCode::SUCCESS),
             Command::Consume(args) => consume::run(*args, telemetry).await.map(|()| ExitCode::SUCCESS),
+            #[cfg(feature = "bridge")]
+            Command::Bridge(command) => command.run(telemetry).await.map(|()| ExitCode::SUCCESS),
             Command::Dev(args) => dev::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Demo => demo::run().await,
             Command::Load(args) => load(args).await,

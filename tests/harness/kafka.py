@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from .process import PATIENCE, free_port
-from .services import Service, tool
+from .services import Buffer, Millpond, Service, tool, with_defaults
 
 # A row of `kafka-consumer-groups --describe`: group, topic, partition, committed offset, end, lag.
 _ROW = re.compile(r"^(\S+) +(\S+) +(\d+) +(-|\d+) +(-|\d+) +(-|\d+) ", re.MULTILINE)
@@ -56,9 +56,10 @@ def produce_lines(address: str, topic: str, lines: list[str], settings: dict[str
 
 
 class Kafka(Service):
-    """A single broker that is also the controller; it creates topics as they are used."""
+    """A single broker that is also the controller; it creates topics as they are used. `other`
+    settings have underscores for dots."""
 
-    def __init__(self, directory: Path, name: str = "kafka") -> None:
+    def __init__(self, directory: Path, name: str = "kafka", **other: object) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         listeners = f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{free_port()}"
@@ -73,12 +74,16 @@ class Kafka(Service):
             "num.partitions": 3,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 1,
             # A group's first member need not wait for others.
             "group.initial.rebalance.delay.ms": 0,
             # A busy machine must neither fence the only broker nor end its start.
             "broker.session.timeout.ms": 300_000,
             "initial.broker.registration.timeout.ms": 300_000,
             "controller.quorum.request.timeout.ms": 60_000,
+            **{key.replace("_", "."): value for key, value in other.items()},
         }
         self._settings = directory / f"{name}.properties"
         self._settings.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
@@ -111,6 +116,30 @@ class Kafka(Service):
         for _, _, _, committed, end, lag in rows:
             total += int(end if committed == "-" else lag)
         return total
+
+
+class Bridge(Millpond):
+    """`millpond bridge kafka`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        buffer: Buffer,
+        kafka: Kafka,
+        topics: str,
+        *flags: object,
+        name: str = "bridge",
+    ) -> None:
+        defaults = {"--linger": "100ms", "--session-timeout": "6s"}
+        super().__init__(
+            name,
+            [
+                *("bridge", "kafka", *buffer.flags, "--create-bucket"),
+                *("--brokers", kafka.address, "--topics", topics),
+                *with_defaults(flags, defaults),
+            ],
+            directory,
+        )
 
 
 def write_to(kafka: Kafka) -> dict:

@@ -1,0 +1,510 @@
+//! The bridge: one loop that polls Kafka, hands messages to the producer and acts on their outcomes. It runs on a thread of
+//! its own, because librdkafka's calls block. While the store is away it stops reading, and goes on polling, so that it
+//! stays in its group.
+
+mod place;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millpond_kafka::{Headers, Record};
+use millpond_producer::{Append, AppendError, Committed, Producer};
+use millpond_runtime::{Level, Readiness, blocking};
+use millpond_storage::Store;
+use prometheus_client::registry::Registry;
+use rdkafka::config::FromClientConfigAndContext;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers as _, Message};
+use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::{ClientConfig, Offset};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::client::{Change, Context, Partition};
+use crate::config::Config;
+use crate::metrics::{FailureLabels, Metrics, PartitionLabels, TopicLabels};
+use crate::partition::{Reading, reason};
+use crate::position::Positions;
+use crate::records::Batch;
+
+/// The waits that `/readyz` shows.
+const KAFKA: &str = "waiting for Kafka";
+const POSITION: &str = "waiting for the store (positions)";
+const GAP: &str = "a partition is stopped";
+const NOT_COMMITTED: &str = "records are not committed";
+
+/// The wait for a record when there is none.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Records to take from librdkafka before the messages go to the producer.
+const TAKEN_MAX: usize = 2_000;
+
+/// Time between two commits of offsets to Kafka, and between two updates of the lags.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a member that loses its partitions waits for its messages. Not a rule: what lands later is the new member's
+/// refusal.
+const REVOKED_WAIT: Duration = Duration::from_secs(5);
+
+/// Memory of a message in flight beside its payload.
+const MESSAGE_COST: usize = 1_024;
+
+/// Messages with an outcome that wait for the loop.
+const OUTCOMES: usize = 1_024;
+
+/// Why a bridge cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum BridgeError {
+    /// The settings are wrong.
+    #[error("Kafka's client cannot start: {0}")]
+    Client(KafkaError),
+    /// A topic has no stream.
+    #[error("topic {topic}: {reason}")]
+    Topic {
+        /// The topic.
+        topic: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The program has no OpenSSL.
+    #[error(
+        "this program was built without TLS and SCRAM for Kafka; use a release, or build it with --features bridge-tls"
+    )]
+    NoTls,
+    /// A position cannot be entered.
+    #[error("{0}")]
+    Position(String),
+}
+
+/// Reads Kafka's topics until it is told to stop.
+pub struct Bridge {
+    config: Config,
+    producer: Producer,
+    positions: Positions,
+    metrics: Metrics,
+    readiness: Readiness,
+}
+
+impl Bridge {
+    /// A bridge in front of this producer. It reports its waits to the producer's readiness.
+    ///
+    /// # Errors
+    /// A topic has no stream, or the security needs another build.
+    pub fn new(
+        config: Config,
+        store: Store,
+        producer: Producer,
+        environment: Arc<dyn millpond_runtime::Environment>,
+        registry: &mut Registry,
+    ) -> Result<Bridge, BridgeError> {
+        if config.security.needs_tls() && !cfg!(feature = "tls") {
+            return Err(BridgeError::NoTls);
+        }
+        for topic in &config.topics {
+            config.routes.route(topic).map_err(|reason| BridgeError::Topic {
+                topic: topic.clone(),
+                reason,
+            })?;
+        }
+        Ok(Bridge {
+            positions: Positions {
+                store,
+                shard: producer.shard(),
+                environment,
+            },
+            metrics: Metrics::register(registry),
+            readiness: producer.readiness(),
+            config,
+            producer,
+        })
+    }
+
+    /// Runs until `shutdown`. Then it has left its group, and everything that it has read is with the producer, which the
+    /// caller drains.
+    ///
+    /// # Errors
+    /// See [`BridgeError`].
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), BridgeError> {
+        let client: ClientConfig = self.config.client();
+        let consumer = BaseConsumer::from_config_and_context(&client, Context::default());
+        let consumer = consumer.map_err(BridgeError::Client)?;
+        let topics: Vec<&str> = self.config.topics.iter().map(String::as_str).collect();
+        consumer.subscribe(&topics).map_err(BridgeError::Client)?;
+        let environment = Arc::clone(&self.positions.environment);
+        let (outcomes, ended) = mpsc::channel(OUTCOMES);
+        let running = Loop {
+            bridge: self,
+            consumer,
+            handle: Handle::current(),
+            source: String::new(),
+            readings: HashMap::new(),
+            session: 0,
+            in_flight_bytes: 0,
+            is_paused: false,
+            outcomes,
+            ended,
+            reported_at: Instant::now(),
+            shutdown,
+        };
+        blocking::compute(&*environment, move || running.run()).await
+    }
+}
+
+/// The outcome of a message.
+struct Outcome {
+    partition: Partition,
+    /// The assignment that read it.
+    session: u64,
+    cost: usize,
+    read: u64,
+    bytes: u64,
+    to: u64,
+    is_rejected: bool,
+    result: Result<Committed, AppendError>,
+}
+
+struct Loop {
+    bridge: Bridge,
+    consumer: BaseConsumer<Context>,
+    handle: Handle,
+    /// The id of Kafka's cluster.
+    source: String,
+    readings: HashMap<Partition, Reading>,
+    /// Counts the assignments.
+    session: u64,
+    in_flight_bytes: usize,
+    is_paused: bool,
+    outcomes: mpsc::Sender<Outcome>,
+    ended: mpsc::Receiver<Outcome>,
+    reported_at: Instant,
+    shutdown: CancellationToken,
+}
+
+impl Loop {
+    fn run(mut self) -> Result<(), BridgeError> {
+        if !self.meet_the_cluster() {
+            return Ok(());
+        }
+        while !self.shutdown.is_cancelled() {
+            while let Some(change) = self.consumer.context().change() {
+                self.follow(change)?;
+            }
+            while let Ok(outcome) = self.ended.try_recv() {
+                self.end(&outcome);
+            }
+            self.read_again()?;
+            self.throttle();
+            self.poll();
+            self.submit();
+            if self.reported_at.elapsed() >= REPORT_INTERVAL {
+                self.report(CommitMode::Async);
+            }
+        }
+        self.stop();
+        Ok(())
+    }
+
+    /// Waits for the id of Kafka's cluster. Returns false if the bridge stops.
+    fn meet_the_cluster(&mut self) -> bool {
+        while !self.shutdown.is_cancelled() {
+            // A first poll would begin to join the group, and its partitions need the id.
+            if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(2)) {
+                self.bridge.readiness.goes_on(KAFKA);
+                self.source = id;
+                return true;
+            }
+            let problem = self.consumer.context().problem();
+            let reason = problem.unwrap_or_else(|| "the brokers do not answer".to_owned());
+            self.bridge.readiness.waits(KAFKA, reason, Level::Warn);
+        }
+        false
+    }
+
+    fn follow(&mut self, change: Change) -> Result<(), BridgeError> {
+        match change {
+            Change::Assigned(partitions) => self.take_over(&partitions),
+            Change::Revoked => {
+                self.wait_for_outcomes(REVOKED_WAIT);
+                self.report(CommitMode::Sync);
+                self.forget_partitions();
+                if let Err(error) = self.consumer.unassign() {
+                    tracing::warn!("Kafka's client keeps its partitions: {error}");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn forget_partitions(&mut self) {
+        let metrics = &self.bridge.metrics;
+        metrics.lag.clear();
+        metrics.stopped.clear();
+        metrics.partitions.set(0);
+        self.bridge.readiness.goes_on(GAP);
+        self.readings.clear();
+    }
+
+    /// Stops reading while much is in flight.
+    fn throttle(&mut self) {
+        let max = self.bridge.config.in_flight_bytes;
+        let pauses = match self.is_paused {
+            false => self.in_flight_bytes >= max,
+            true => self.in_flight_bytes > max / 2,
+        };
+        if pauses == self.is_paused {
+            return;
+        }
+        let Ok(list) = self.consumer.assignment() else {
+            return;
+        };
+        let changed = match pauses {
+            true => self.consumer.pause(&list),
+            false => self.consumer.resume(&list),
+        };
+        match changed {
+            Ok(()) => self.is_paused = pauses,
+            Err(error) => tracing::debug!("partitions cannot be paused or resumed: {error}"),
+        }
+    }
+
+    /// Takes the records that are there.
+    fn poll(&mut self) {
+        let Loop {
+            bridge,
+            consumer,
+            readings,
+            ..
+        } = self;
+        let mut wait = POLL;
+        let (mut lost, mut bytes) = (false, 0);
+        for _ in 0..TAKEN_MAX {
+            match consumer.poll(wait) {
+                None => break,
+                Some(Ok(message)) => {
+                    wait = Duration::ZERO;
+                    bytes += message.payload_len() + message.key_len();
+                    add(readings, &message);
+                    if bytes >= bridge.config.in_flight_bytes / 4 {
+                        break;
+                    }
+                }
+                Some(Err(error)) => {
+                    lost |= matches!(
+                        error.rdkafka_error_code(),
+                        Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange)
+                    );
+                    bridge.readiness.waits(KAFKA, error, Level::Warn);
+                    break;
+                }
+            }
+        }
+        if lost {
+            // Which partition it was follows from the positions.
+            let now = Instant::now();
+            readings.values_mut().for_each(|reading| reading.fail(now));
+        }
+    }
+
+    /// Hands the messages to the producer.
+    fn submit(&mut self) {
+        let partitions: Vec<Partition> = self.readings.keys().cloned().collect();
+        for partition in partitions {
+            let Some(reading) = self.readings.get_mut(&partition) else {
+                continue;
+            };
+            for batch in reading.batches.take() {
+                if !self.append(&partition, batch) {
+                    break;
+                }
+            }
+        }
+        let bytes = i64::try_from(self.in_flight_bytes).unwrap_or(i64::MAX);
+        self.bridge.metrics.in_flight.set(bytes);
+    }
+
+    /// Returns false if the message, and all after it, must be read again.
+    fn append(&mut self, partition: &Partition, batch: Batch) -> bool {
+        let producer = &self.bridge.producer;
+        let Some(reading) = self.readings.get_mut(partition).filter(|it| it.takes_records()) else {
+            return false;
+        };
+        let numbered = reading.numbered(&batch);
+        let (cost, to, read) = (batch.payload.len() + MESSAGE_COST, batch.to, batch.read);
+        let (bytes, is_rejected) = (batch.payload.len() as u64, batch.is_rejected);
+        let append = Append {
+            stream: batch.stream,
+            encoding: batch.encoding,
+            payload: batch.payload.into(),
+            records: batch.records,
+            received_at_us: producer.environment().now_us(),
+            reservation: producer.budget().nothing(),
+        };
+        let submitted = match self.handle.block_on(producer.submit_numbered(append, numbered)) {
+            Ok(submitted) => submitted,
+            Err(error) => {
+                let of = &reading.of;
+                let reason = format!("{of}, offset {}: {error}", reading.committed);
+                self.bridge.readiness.waits(NOT_COMMITTED, reason, Level::Warn);
+                reading.fail(Instant::now());
+                return false;
+            }
+        };
+        reading.submitted();
+        self.in_flight_bytes += cost;
+        let outcomes = self.outcomes.clone();
+        let (partition, session) = (partition.clone(), self.session);
+        self.handle.spawn(async move {
+            let result = submitted.committed().await;
+            let outcome = Outcome {
+                partition,
+                session,
+                cost,
+                read,
+                bytes,
+                to,
+                is_rejected,
+                result,
+            };
+            // The loop has ended: nobody needs the outcome.
+            let _ = outcomes.send(outcome).await;
+        });
+        true
+    }
+
+    /// Takes note of a message's outcome.
+    fn end(&mut self, outcome: &Outcome) {
+        self.in_flight_bytes -= outcome.cost;
+        let metrics = &self.bridge.metrics;
+        let labels = TopicLabels {
+            topic: outcome.partition.0.clone(),
+        };
+        match &outcome.result {
+            Ok(_) => {
+                metrics.records.get_or_create(&labels).inc_by(outcome.read);
+                metrics.bytes.get_or_create(&labels).inc_by(outcome.bytes);
+                if outcome.is_rejected {
+                    metrics.rejected.get_or_create(&labels).inc_by(outcome.read);
+                }
+            }
+            Err(error) => {
+                let failure = FailureLabels {
+                    reason: reason(error),
+                };
+                metrics.commits_refused.get_or_create(&failure).inc();
+            }
+        }
+        if outcome.session != self.session {
+            return;
+        }
+        let Some(reading) = self.readings.get_mut(&outcome.partition) else {
+            return;
+        };
+        if let Err(error) = &outcome.result
+            && reading.takes_records()
+        {
+            let text = format!("{}, before offset {}: {error}", reading.of, outcome.to);
+            match reason(error) {
+                // Another bridge was first, which is no problem.
+                "position" => tracing::info!("{text}; the bridge reads again from there"),
+                _ => self.bridge.readiness.waits(NOT_COMMITTED, text, Level::Warn),
+            }
+        }
+        reading.ended(outcome.result.is_ok().then_some(outcome.to), Instant::now());
+    }
+
+    /// Tells Kafka's tools and the metrics how far the bridge is.
+    fn report(&mut self, mode: CommitMode) {
+        self.reported_at = Instant::now();
+        let mut list = TopicPartitionList::new();
+        for (partition, reading) in &self.readings {
+            let (topic, number) = partition;
+            let offset = Offset::Offset(signed(reading.committed));
+            if list
+                .add_partition_offset(topic, number.cast_signed(), offset)
+                .is_err()
+            {
+                continue;
+            }
+            let labels = PartitionLabels {
+                topic: topic.clone(),
+                partition: *number,
+            };
+            if let Some(end) = self.consumer.context().end(partition) {
+                let lag = end.saturating_sub(reading.committed);
+                let lag = i64::try_from(lag).unwrap_or(i64::MAX);
+                self.bridge.metrics.lag.get_or_create(&labels).set(lag);
+            }
+        }
+        if list.count() > 0
+            && let Err(error) = self.consumer.commit(&list, mode)
+        {
+            // For tools only: nothing depends on it.
+            tracing::debug!("offsets were not committed to Kafka: {error}");
+        }
+        let context = self.consumer.context();
+        match context.problem() {
+            Some(problem) => self.bridge.readiness.waits(KAFKA, problem, Level::Warn),
+            None if context.is_connected() => self.bridge.readiness.goes_on(KAFKA),
+            None => {}
+        }
+    }
+
+    fn wait_for_outcomes(&mut self, most: Duration) {
+        let until = Instant::now() + most;
+        while self.in_flight_bytes > 0 {
+            let next = tokio::time::timeout_at(until, self.ended.recv());
+            match self.handle.block_on(next) {
+                Ok(Some(outcome)) => self.end(&outcome),
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Commits what was read, and leaves the group.
+    fn stop(&mut self) {
+        self.wait_for_outcomes(self.bridge.config.grace);
+        self.report(CommitMode::Sync);
+        // The end of the client leaves the group.
+        self.consumer.context().close();
+    }
+}
+
+/// Adds a record to its partition's messages.
+fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>) {
+    let Ok(number) = u32::try_from(message.partition()) else {
+        return;
+    };
+    let reading = readings.get_mut(&(message.topic().to_owned(), number));
+    let Some(reading) = reading.filter(|reading| reading.takes_records()) else {
+        return;
+    };
+    let mut buffer = Vec::new();
+    let library = match reading.batches.has_metadata() {
+        true => message.headers(),
+        false => None,
+    };
+    let headers = library
+        .into_iter()
+        .flat_map(|headers| headers.iter())
+        .map(|header| (header.key.as_bytes(), header.value));
+    let record = Record {
+        timestamp_ms: message.timestamp().to_millis().unwrap_or_default(),
+        key: message.key(),
+        value: message.payload(),
+        headers: Headers::of(headers, &mut buffer),
+    };
+    reading.batches.add(unsigned(message.offset()), &record);
+}
+
+/// Kafka's offsets have 63 bits.
+fn signed(offset: u64) -> i64 {
+    i64::try_from(offset).unwrap_or(i64::MAX)
+}
+
+fn unsigned(offset: i64) -> u64 {
+    u64::try_from(offset).unwrap_or_default()
+}

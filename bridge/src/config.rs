@@ -1,0 +1,123 @@
+//! The settings of a bridge.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use millpond_gateway::KafkaTopics;
+use rdkafka::ClientConfig;
+
+/// Where a partition without a position begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum From {
+    /// At the oldest record.
+    Earliest,
+    /// At the end, as it was when a bridge first saw the partition.
+    Latest,
+    /// At the offset that the group has committed to Kafka, or at the oldest record.
+    Committed,
+}
+
+/// The connection to Kafka's brokers.
+#[derive(Debug, Clone, Default)]
+pub struct Security {
+    /// Whether the connections use TLS.
+    pub tls: bool,
+    /// CAs of the brokers, a file in PEM. `None`: the system's.
+    pub ca: Option<String>,
+    /// The client's certificate and its key, files in PEM.
+    pub identity: Option<(String, String)>,
+    /// SASL's mechanism, the user and the password.
+    pub sasl: Option<(String, String, String)>,
+}
+
+/// The settings of a bridge.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Kafka's brokers: host:port, separated by commas.
+    pub brokers: String,
+    /// The topics to read.
+    pub topics: Vec<String>,
+    /// The consumer group, whose members divide the partitions.
+    pub group: String,
+    /// The streams and encodings of topics.
+    pub routes: KafkaTopics,
+    /// Where a partition without a position begins.
+    pub from: From,
+    /// Partitions whose position may jump to the oldest record that Kafka still has.
+    pub accepted_gaps: BTreeSet<(String, u32)>,
+    /// How the brokers are reached.
+    pub security: Security,
+    /// Time without a sign of life after which Kafka gives the partitions to other members.
+    pub session_timeout: Duration,
+    /// Maximum bytes of records that are read and not committed yet.
+    pub in_flight_bytes: usize,
+    /// Maximum bytes that librdkafka reads ahead.
+    pub ahead_bytes: usize,
+    /// Maximum time to commit what is read when the bridge stops.
+    pub grace: Duration,
+}
+
+impl Config {
+    /// The settings of librdkafka.
+    pub(crate) fn client(&self) -> ClientConfig {
+        let mut client = ClientConfig::new();
+        let ahead = self.ahead_bytes.max(1 << 20);
+        client
+            .set("bootstrap.servers", &self.brokers)
+            .set("group.id", &self.group)
+            .set("client.id", "millpond-bridge")
+            .set("enable.auto.commit", "false")
+            .set("enable.auto.offset.store", "false")
+            // A position that Kafka does not have any more is an error, and never a jump.
+            .set("auto.offset.reset", "error")
+            .set("isolation.level", "read_committed")
+            .set("allow.auto.create.topics", "false")
+            // All partitions begin anew at the manifest's positions after a change of the group.
+            .set("partition.assignment.strategy", "range,roundrobin")
+            .set("session.timeout.ms", self.session_timeout.as_millis().to_string())
+            .set(
+                "heartbeat.interval.ms",
+                (self.session_timeout.as_millis() / 4).clamp(1, 3_000).to_string(),
+            )
+            .set("queued.max.messages.kbytes", (ahead >> 10).to_string())
+            .set("fetch.message.max.bytes", (1 << 20).to_string())
+            .set("fetch.max.bytes", ahead.to_string())
+            .set("statistics.interval.ms", "2000")
+            .set("reconnect.backoff.max.ms", "2000");
+        self.security.apply(&mut client);
+        client
+    }
+}
+
+impl Security {
+    /// Returns true if it needs a build with OpenSSL.
+    pub(crate) fn needs_tls(&self) -> bool {
+        self.tls
+            || self
+                .sasl
+                .as_ref()
+                .is_some_and(|(mechanism, ..)| mechanism != "PLAIN")
+    }
+
+    fn apply(&self, client: &mut ClientConfig) {
+        let protocol = match (self.tls, self.sasl.is_some()) {
+            (false, false) => "PLAINTEXT",
+            (true, false) => "SSL",
+            (false, true) => "SASL_PLAINTEXT",
+            (true, true) => "SASL_SSL",
+        };
+        client.set("security.protocol", protocol);
+        if let Some(ca) = &self.ca {
+            client.set("ssl.ca.location", ca);
+        }
+        if let Some((certificate, key)) = &self.identity {
+            client.set("ssl.certificate.location", certificate);
+            client.set("ssl.key.location", key);
+        }
+        if let Some((mechanism, user, password)) = &self.sasl {
+            client.set("sasl.mechanisms", mechanism);
+            client.set("sasl.username", user);
+            client.set("sasl.password", password);
+        }
+    }
+}

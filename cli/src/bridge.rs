@@ -1,0 +1,357 @@
+//! `millpond bridge kafka`: reads the topics of a Kafka cluster into a buffer.
+
+use crate::admin::Admin;
+use crate::kafka_topics;
+use crate::shutdown;
+use crate::store::StoreArgs;
+use crate::telemetry::TelemetryArgs;
+use crate::units::{Size, Time, address, pause, readable, size_from};
+use anyhow::{Context, ensure};
+use clap::{Subcommand, ValueEnum};
+use millpond_bridge::{Bridge, Config, From, Security};
+use millpond_producer::Producer;
+use millpond_runtime::SystemEnvironment;
+use millpond_telemetry::{Identity, Telemetry};
+use prometheus_client::registry::Registry;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+/// The sources.
+#[derive(Debug, Subcommand)]
+pub(crate) enum BridgeCommand {
+    /// Read topics of a Kafka cluster, each record exactly once: their offsets are committed in the buffer together with the records.
+    Kafka(Box<KafkaArgs>),
+}
+
+/// Where a partition without a position begins.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Place {
+    /// At the oldest record.
+    Earliest,
+    /// At the end.
+    Latest,
+    /// At the offset that the group has committed to Kafka, or at the oldest record.
+    Committed,
+}
+
+/// How a client proves who it is.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Mechanism {
+    #[value(name = "PLAIN", alias = "plain")]
+    Plain,
+    #[value(name = "SCRAM-SHA-256", alias = "scram-sha-256")]
+    Scram256,
+    #[value(name = "SCRAM-SHA-512", alias = "scram-sha-512")]
+    Scram512,
+}
+
+/// Settings of the bridge.
+#[derive(Debug, clap::Args)]
+pub(crate) struct KafkaArgs {
+    /// Create the bucket or directory if it is missing. Default: off, so that a typing error creates no bucket.
+    #[arg(long, env = "MILLPOND_CREATE_BUCKET")]
+    create_bucket: bool,
+
+    /// Kafka's brokers, of which some suffice: host:port, separated by commas.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_BROKERS",
+        value_name = "HOST:PORT,…",
+        required = true
+    )]
+    brokers: String,
+
+    /// The topics to read.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_TOPICS",
+        value_name = "NAMES",
+        value_delimiter = ',',
+        required = true
+    )]
+    topics: Vec<String>,
+
+    /// Kafka's consumer group, whose members divide the partitions. All bridges of a topic have the same one.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_GROUP",
+        value_name = "NAME",
+        default_value = "millpond"
+    )]
+    group: String,
+
+    /// Where a partition begins that has no position in the buffer yet. With `committed` and the group of an existing consumer, the
+    /// bridge takes over from it.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_FROM",
+        value_name = "PLACE",
+        default_value = "earliest"
+    )]
+    from: Place,
+
+    /// TOML file with the encoding and the stream of each topic, as of the gateway (docs/kafka.md). Without it, records are JSON objects
+    /// for the stream of the topic's name, and OTLP in the topics otlp_logs, otlp_spans and otlp_metrics.
+    #[arg(long, env = "MILLPOND_KAFKA_TOPICS", value_name = "FILE")]
+    kafka_topics: Option<PathBuf>,
+
+    /// Continue a partition at the oldest record that Kafka has, if its position is gone: TOPIC/PARTITION. Without the flag the bridge
+    /// stops the partition, because records are missing.
+    #[arg(long, value_name = "TOPIC/PARTITION", value_delimiter = ',', value_parser = partition)]
+    accept_gap: Vec<(String, u32)>,
+
+    /// The shard that takes the records. Each partition keeps the shard in which it began: to use several shards, divide the topics
+    /// between groups of bridges.
+    #[arg(long, env = "MILLPOND_SHARD", value_name = "N", default_value_t = 0)]
+    shard: u32,
+
+    /// Close a segment this long after its first message.
+    #[arg(long, env = "MILLPOND_LINGER", value_name = "TIME", default_value = "1s")]
+    linger: Time,
+
+    /// Time without a sign of life after which Kafka gives the partitions to other bridges.
+    #[arg(long, env = "MILLPOND_BRIDGE_SESSION_TIMEOUT", value_name = "TIME", default_value = "45s", value_parser = pause)]
+    session_timeout: Time,
+
+    /// Maximum memory of the bridge. It stops reading while records of a quarter of it wait for their commit.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_MEMORY_LIMIT",
+        value_name = "SIZE",
+        default_value = "512MiB",
+        value_parser = size_from::<{ 128 << 20 }>
+    )]
+    memory_limit: Size,
+
+    /// Address of the status page, /healthz, /readyz and /metrics.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_ADMIN",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:4382",
+        value_parser = address
+    )]
+    admin: SocketAddr,
+
+    /// Maximum time for a stopping bridge to commit what it has read.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_DRAIN_TIMEOUT",
+        value_name = "TIME",
+        default_value = "30s"
+    )]
+    drain_timeout: Time,
+
+    #[command(flatten, next_help_heading = "TLS and SASL")]
+    security: SecurityArgs,
+
+    #[command(flatten, next_help_heading = "Telemetry of this process")]
+    telemetry: TelemetryArgs,
+
+    #[command(flatten, next_help_heading = "Buffer")]
+    store: StoreArgs,
+}
+
+/// The connection to the brokers.
+#[derive(Debug, clap::Args)]
+struct SecurityArgs {
+    /// Use TLS. Default: off.
+    #[arg(long, env = "MILLPOND_BRIDGE_TLS")]
+    tls: bool,
+
+    /// CAs of the brokers, in PEM, in place of the system's.
+    #[arg(long, env = "MILLPOND_BRIDGE_TLS_CA", value_name = "FILE", requires = "tls")]
+    tls_ca: Option<PathBuf>,
+
+    /// The bridge's certificate, in PEM, for brokers that ask for one.
+    #[arg(long, env = "MILLPOND_BRIDGE_TLS_CERT", value_name = "FILE", requires_all = ["tls", "tls_key"])]
+    tls_cert: Option<PathBuf>,
+
+    /// The certificate's key, in PEM, without a passphrase.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_TLS_KEY",
+        value_name = "FILE",
+        requires = "tls_cert"
+    )]
+    tls_key: Option<PathBuf>,
+
+    /// SASL's mechanism.
+    #[arg(long, env = "MILLPOND_BRIDGE_SASL", value_name = "MECHANISM", requires_all = ["sasl_user", "sasl_password_file"])]
+    sasl: Option<Mechanism>,
+
+    /// SASL's user.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_SASL_USER",
+        value_name = "NAME",
+        requires = "sasl"
+    )]
+    sasl_user: Option<String>,
+
+    /// File with the user's password. A line break at its end does not count.
+    #[arg(
+        long,
+        env = "MILLPOND_BRIDGE_SASL_PASSWORD_FILE",
+        value_name = "FILE",
+        requires = "sasl"
+    )]
+    sasl_password_file: Option<PathBuf>,
+}
+
+fn partition(text: &str) -> Result<(String, u32), String> {
+    let parts = text.rsplit_once('/');
+    let parsed = parts.and_then(|(topic, partition)| Some((topic.to_owned(), partition.parse().ok()?)));
+    parsed.ok_or_else(|| "use TOPIC/PARTITION, like orders/3".to_owned())
+}
+
+fn file_name(file: &Path) -> anyhow::Result<String> {
+    let text = file.to_str().map(str::to_owned);
+    text.with_context(|| format!("the name of the file {} is not UTF-8", file.display()))
+}
+
+impl SecurityArgs {
+    fn load(&self) -> anyhow::Result<Security> {
+        let sasl = match (&self.sasl, &self.sasl_user, &self.sasl_password_file) {
+            (Some(mechanism), Some(user), Some(file)) => {
+                let mechanism = match mechanism {
+                    Mechanism::Plain => "PLAIN",
+                    Mechanism::Scram256 => "SCRAM-SHA-256",
+                    Mechanism::Scram512 => "SCRAM-SHA-512",
+                };
+                let text = std::fs::read_to_string(file)
+                    .with_context(|| format!("--sasl-password-file {}: cannot be read", file.display()))?;
+                let password = text.strip_suffix('\n').unwrap_or(&text);
+                let password = password.strip_suffix('\r').unwrap_or(password);
+                Some((mechanism.to_owned(), user.clone(), password.to_owned()))
+            }
+            _ => None,
+        };
+        let identity = match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) => Some((file_name(certificate)?, file_name(key)?)),
+            _ => None,
+        };
+        Ok(Security {
+            tls: self.tls,
+            ca: self.tls_ca.as_deref().map(file_name).transpose()?,
+            identity,
+            sasl,
+        })
+    }
+}
+
+impl KafkaArgs {
+    fn producer(&self) -> millpond_producer::Config {
+        millpond_producer::Config {
+            linger: self.linger.0,
+            memory_limit: self.memory_limit.bytes() / 2,
+            shard: Some(self.shard),
+            shards_when_created: 1.max(self.shard.saturating_add(1)),
+            ..millpond_producer::Config::default()
+        }
+    }
+
+    fn bridge(&self) -> anyhow::Result<Config> {
+        ensure!(
+            self.topics
+                .iter()
+                .all(|topic| !topic.is_empty() && !topic.starts_with('^')),
+            "--topics takes the names of topics, not patterns"
+        );
+        let routes = self.kafka_topics.as_deref().map(kafka_topics::read);
+        let place = match self.from {
+            Place::Earliest => From::Earliest,
+            Place::Latest => From::Latest,
+            Place::Committed => From::Committed,
+        };
+        Ok(Config {
+            brokers: self.brokers.clone(),
+            topics: self.topics.clone(),
+            group: self.group.clone(),
+            routes: routes.transpose()?.unwrap_or_default(),
+            from: place,
+            accepted_gaps: self.accept_gap.iter().cloned().collect(),
+            security: self.security.load()?,
+            session_timeout: self.session_timeout.0,
+            in_flight_bytes: self.memory_limit.bytes() / 4,
+            ahead_bytes: self.memory_limit.bytes() / 8,
+            grace: self.drain_timeout.0,
+        })
+    }
+}
+
+impl BridgeCommand {
+    /// The command's own telemetry.
+    pub(crate) fn telemetry(&self) -> anyhow::Result<Telemetry> {
+        let BridgeCommand::Kafka(args) = self;
+        let identity = Identity {
+            service: "millpond-bridge",
+            instance: None,
+            attributes: vec![("millpond.buffer", args.store.buffer.to_string())],
+        };
+        args.telemetry.prepare(&identity, &args.store.buffer)
+    }
+
+    /// Runs until a signal, then commits what it has read.
+    pub(crate) async fn run(self, telemetry: Telemetry) -> anyhow::Result<()> {
+        let BridgeCommand::Kafka(args) = self;
+        let config = args.bridge()?;
+        let shutdown = shutdown::on_signal()?;
+        let (admin, admin_address) = Admin::start(args.admin, "bridge", &args.store.buffer).await?;
+        let pushing = telemetry.start(admin.registries());
+        let ended = serve(*args, config, admin, admin_address, shutdown).await;
+        pushing.stop().await;
+        ended
+    }
+}
+
+async fn serve(
+    args: KafkaArgs,
+    config: Config,
+    admin: Admin,
+    admin_address: SocketAddr,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let store = tokio::select! {
+        store = args.store.open_patiently(args.create_bucket, &admin) => store?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
+    store
+        .self_test()
+        .await
+        .context("the store cannot be trusted with a buffer")?;
+    let mut registry = Registry::default();
+    store.register_metrics(&mut registry);
+    let environment = Arc::new(SystemEnvironment);
+    let producer =
+        Producer::start_in(environment.clone(), store.clone(), args.producer(), &mut registry).await?;
+    let topics = config.topics.join(", ");
+    let bridge = Bridge::new(
+        config,
+        store.clone(),
+        producer.clone(),
+        environment,
+        &mut registry,
+    )?;
+    admin.show(registry);
+    admin.reports(producer.readiness());
+    info!(
+        "bridge: reads {topics} of {} as group {}, metrics on http://{admin_address}, buffer {}, shard {}, memory limit {}",
+        args.brokers,
+        args.group,
+        store.url(),
+        args.shard,
+        readable(args.memory_limit.0)
+    );
+    let ended = bridge.run(shutdown).await;
+    producer
+        .drain(args.drain_timeout.0)
+        .await
+        .context("records that were read are not committed; the next bridge reads them again")?;
+    ended?;
+    info!("bridge: stopped; the next bridge goes on from the positions in the buffer");
+    Ok(())
+}

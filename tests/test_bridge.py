@@ -1,0 +1,266 @@
+"""`millpond bridge kafka` reads a real Kafka: whatever dies, the log has each record once."""
+
+import json
+import signal
+import threading
+import time
+from collections import Counter
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from harness.corpus import record, request
+from harness.kafka import Bridge, Kafka, needs_kafka
+from harness.process import PATIENCE, eventually
+
+pytestmark = needs_kafka
+
+READ = "millpond_bridge_records_total"
+
+TOPICS = """
+[[topic]]
+name = "audit"
+encoding = "raw"
+"""
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory):
+    # A broker that was killed is let in again after this time.
+    directory = tmp_path_factory.mktemp("kafka")
+    kafka = Kafka(directory, broker_session_timeout_ms=6_000).format().up()
+    yield kafka
+    kafka.kill()
+
+
+@pytest.fixture
+def topic(kafka, request) -> str:
+    """A topic of three partitions."""
+    name = request.node.name.replace("[", "-").replace("]", "")
+    _create(kafka, name)
+    return name
+
+
+def _create(kafka, name: str, partitions: int = 3) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    for made in admin.create_topics([NewTopic(name, partitions, 1)]).values():
+        made.result(PATIENCE)
+
+
+def _bridge(site, kafka, topics: str, *flags: object, name: str = "bridge") -> Bridge:
+    bridge = site.add(Bridge(site.directory, site.buffer, kafka, topics, *flags, name=name))
+    return bridge.up()
+
+
+def _sender(kafka, **settings: object) -> Producer:
+    return Producer(
+        {
+            "bootstrap.servers": kafka.address,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "reconnect.backoff.max.ms": 200,
+            **settings,
+        }
+    )
+
+
+def _send(kafka, topic: str, numbers: range) -> None:
+    sender = _sender(kafka)
+    for number in numbers:
+        sender.produce(topic, json.dumps({"n": number}).encode(), key=str(number).encode())
+    assert sender.flush(4 * PATIENCE) == 0
+
+
+def _rows(site, stream: str) -> list[dict]:
+    flags = ("--stream", stream, "--from", "earliest", "--json", "--no-follow")
+    tail = site.millpond("tail", *flags)
+    return [json.loads(line) for line in tail.stdout().splitlines()]
+
+
+def _numbers(site, stream: str) -> Counter:
+    return Counter(row["record"]["n"] for row in _rows(site, stream))
+
+
+def _until_read(bridge: Bridge, records: float) -> None:
+    eventually(f"{records} records", lambda: bridge.metric(READ) > records, 4 * PATIENCE)
+
+
+class Load:
+    """Sends numbered records until it is told to stop."""
+
+    def __init__(self, kafka, topic: str) -> None:
+        self.sent = 0
+        self._stopping = threading.Event()
+        self._sender = _sender(kafka)
+        self._thread = threading.Thread(target=self._run, args=(topic,))
+        self._thread.start()
+
+    def _run(self, topic: str) -> None:
+        while not self._stopping.is_set():
+            value = json.dumps({"n": self.sent}).encode()
+            self._sender.produce(topic, value, key=str(self.sent).encode())
+            self._sender.poll(0)
+            self.sent += 1
+            time.sleep(0.001)
+
+    def stop(self) -> Counter:
+        self._stopping.set()
+        self._thread.join()
+        assert self._sender.flush(4 * PATIENCE) == 0
+        return Counter(range(self.sent))
+
+
+def test_three_encodings_and_records_that_match_none(site, kafka):
+    for name in ("orders", "audit", "otlp_logs"):
+        _create(kafka, name)
+    sender = _sender(kafka)
+    sender.produce("orders", b'{"n":1}', partition=0)
+    sender.produce("orders", b"no JSON", key=b"bad", partition=0)
+    sender.produce("orders", b'{"n":2}', partition=0)
+    sender.produce("audit", b"\xff\x00", key=b"k", headers=[("h", b"v")], partition=1)
+    sender.produce("otlp_logs", request(record("a log")).SerializeToString(), partition=2)
+    sender.produce("otlp_logs", b"no OTLP", partition=2)
+    assert sender.flush(PATIENCE) == 0
+    file = site.directory / "topics.toml"
+    file.write_text(TOPICS)
+    bridge = _bridge(site, kafka, "orders,audit,otlp_logs", "--kafka-topics", file)
+    eventually("all records", lambda: bridge.metric(READ) == 6)
+    assert bridge.metric("millpond_bridge_records_rejected_total") == 2
+    assert bridge.terminate() == 0
+    assert _numbers(site, "orders") == Counter([1, 2])
+    [audit] = [row["record"] for row in _rows(site, "audit")]
+    assert (audit["key"], audit["value_base64"], audit["headers"]) == ("k", "/wA=", {"h": "v"})
+    [log] = _rows(site, "otlp.logs")
+    assert "a log" in json.dumps(log)
+    rejected = {row["record"]["topic"]: row["record"] for row in _rows(site, "bridge.rejected")}
+    assert set(rejected) == {"orders", "otlp_logs"}
+    assert (rejected["orders"]["offset"], rejected["orders"]["value"]) == (1, "no JSON")
+    assert rejected["otlp_logs"]["value"] == "no OTLP"
+
+
+def test_bridges_and_kafka_are_killed_under_load(site, kafka, topic):
+    load = Load(kafka, topic)
+    bridge = _bridge(site, kafka, topic)
+    for victim in ("bridge", "kafka", "bridge"):
+        _until_read(bridge, 300)
+        if victim == "kafka":
+            kafka.kill()
+            time.sleep(1)
+            kafka.up()
+            _until_read(bridge, 300 + bridge.metric(READ))
+        else:
+            bridge.kill()
+            bridge = _bridge(site, kafka, topic)
+    expected = load.stop()
+    eventually(
+        "each record once",
+        lambda: bridge.must_run() or _numbers(site, topic) == expected,
+        4 * PATIENCE,
+    )
+    eventually("no lag", lambda: bridge.metric("millpond_bridge_lag_records") == 0)
+    assert bridge.terminate() == 0
+
+
+def test_a_frozen_bridge_continues_after_another_has_its_partitions(site, kafka, topic):
+    load = Load(kafka, topic)
+    first = _bridge(site, kafka, topic, name="first")
+    _until_read(first, 300)
+    first.send(signal.SIGSTOP)
+    second = _bridge(site, kafka, topic, name="second")
+    eventually(
+        "the partitions", lambda: second.metric("millpond_bridge_partitions") == 3, 4 * PATIENCE
+    )
+    _until_read(second, 300)
+    first.send(signal.SIGCONT)
+    eventually(
+        "both have partitions",
+        lambda: (
+            first.metric("millpond_bridge_partitions") > 0
+            and second.metric("millpond_bridge_partitions") < 3
+        ),
+        4 * PATIENCE,
+    )
+    expected = load.stop()
+    eventually("each record once", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    for bridge in (first, second):
+        assert bridge.terminate() == 0
+
+
+def test_aborted_transactions_leave_no_records(site, kafka, topic):
+    sender = _sender(kafka, **{"transactional.id": topic})
+    sender.init_transactions(4 * PATIENCE)
+    for number in range(20):
+        sender.begin_transaction()
+        sender.produce(topic, json.dumps({"n": number}).encode(), partition=number % 3)
+        (sender.abort_transaction if number % 2 else sender.commit_transaction)(PATIENCE)
+    bridge = _bridge(site, kafka, topic)
+    expected = Counter(range(0, 20, 2))
+    eventually("the committed ones", lambda: _numbers(site, topic) == expected)
+    bridge.kill()
+    _send(kafka, topic, range(100, 110))
+    _bridge(site, kafka, topic, name="again")
+    expected += Counter(range(100, 110))
+    eventually("the later ones", lambda: _numbers(site, topic) == expected)
+
+
+def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topic):
+    _send(kafka, topic, range(300))
+    bridge = _bridge(site, kafka, topic)
+    eventually("all", lambda: bridge.metric(READ) == 300)
+    assert bridge.terminate() == 0
+    sender = _sender(kafka)
+    for number in range(300, 320):
+        sender.produce(topic, json.dumps({"n": number}).encode(), partition=0)
+    assert sender.flush(PATIENCE) == 0
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    low, high = Consumer(
+        {"bootstrap.servers": kafka.address, "group.id": "look"}
+    ).get_watermark_offsets(TopicPartition(topic, 0), PATIENCE)
+    assert low == 0
+    for deleted in admin.delete_records([TopicPartition(topic, 0, high - 5)]).values():
+        deleted.result(PATIENCE)
+    stopped = site.add(Bridge(site.directory, site.buffer, kafka, topic, name="stopped"))
+    stopped.start()
+    wanted = f"use --accept-gap {topic}/0"
+    eventually("the error", lambda: wanted in stopped.messages(), 4 * PATIENCE)
+    assert f"offsets {high - 5} to {high}" in stopped.messages()
+    assert not stopped.ready()
+    assert stopped.metric("millpond_bridge_partition_stopped") == 1
+    _send(kafka, topic, range(400, 430))
+    assert stopped.terminate() == 0
+    _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0", name="accepting")
+    expected = Counter([*range(300), *range(315, 320), *range(400, 430)])
+    eventually("what is there", lambda: _numbers(site, topic) == expected)
+
+
+@pytest.mark.parametrize(("place", "first"), [("latest", 100), ("committed", 50)])
+def test_where_a_topic_without_a_position_begins(site, kafka, place, first):
+    topic = f"begins-{place}"
+    _create(kafka, topic, partitions=1)
+    _send(kafka, topic, range(100))
+    settings = {"bootstrap.servers": kafka.address, "group.id": topic}
+    consumer = Consumer(settings)
+    consumer.commit(offsets=[TopicPartition(topic, 0, 50)], asynchronous=False)
+    consumer.close()
+    flags = ("--from", place, "--group", topic)
+    bridge = _bridge(site, kafka, topic, *flags)
+    eventually("its partition", lambda: bridge.metric("millpond_bridge_partitions") == 1)
+    # The end of the topic is where it was when a bridge first saw it.
+    bridge.kill()
+    _send(kafka, topic, range(100, 120))
+    _bridge(site, kafka, topic, *flags, name="again")
+    expected = Counter(range(first, 120))
+    eventually("the records", lambda: _numbers(site, topic) == expected)
+
+
+def test_mistakes_are_named(site, kafka):
+    for flags, says in (
+        (("--topics", "otlp.logs"), "topic otlp.logs: stream otlp.logs is for OTLP"),
+        (("--topics", "x", "--accept-gap", "x"), "use TOPIC/PARTITION"),
+        (("--topics", "x", "--tls-ca", "ca.pem"), "--tls"),
+    ):
+        bridge = Bridge(site.directory, site.buffer, kafka, *flags[1:], name=f"bad-{flags[1]}")
+        bridge.start()
+        assert bridge.wait() != 0
+        assert says in bridge.messages(), bridge.messages()
