@@ -1,7 +1,9 @@
 //! `--version`: the versions of the program and of the formats that it writes.
 
 use millpond_clickhouse::SCHEMA_VERSION;
-use millpond_manifest::{CURSOR_VERSION, FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _};
+use millpond_manifest::{
+    CLIENTS_VERSION, CURSOR_VERSION, FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _,
+};
 use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
 
 /// The program's version, and a line per format. `design/compatibility.md` has the promises behind them.
@@ -10,7 +12,7 @@ pub(crate) fn long() -> String {
         "{}\n\
          segments: format {SEGMENT_FORMAT}\n\
          buffer, pages, cursors, dead letters, snapshots of keys: format {OBJECT_FORMAT}\n\
-         manifest: format {OBJECT_FORMAT}, with numbered requests {manifest}\n\
+         manifest: format {OBJECT_FORMAT}, with numbered requests {CLIENTS_VERSION}, with sources {manifest}\n\
          cursors of consumers with --unique: format {CURSOR_VERSION}\n\
          rows in ClickHouse: schema version {SCHEMA_VERSION}",
         env!("CARGO_PKG_VERSION"),
@@ -49,7 +51,7 @@ mod tests {
         row(
             "manifest",
             &format!(
-                "{OBJECT_FORMAT}, with numbered requests {}",
+                "{OBJECT_FORMAT}, with numbered requests {CLIENTS_VERSION}, with sources {}",
                 Manifest::VERSION_MAX
             ),
         );

@@ -45,6 +45,9 @@ pub use unique::{UniqueReference, UniqueSetting, UniqueSnapshot};
 /// with sources has version 3, and a cursor may have [`CURSOR_VERSION`].
 pub const FORMAT_VERSION: u16 = 1;
 
+/// The format version of a manifest with clients that number their requests, and without sources.
+pub const CLIENTS_VERSION: u16 = 2;
+
 /// The format version of a cursor whose consumer drops repeated events. Programs that would not drop them refuse it.
 pub const CURSOR_VERSION: u16 = 2;
 

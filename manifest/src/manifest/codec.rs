@@ -9,7 +9,7 @@ use crate::entry::{
 };
 use crate::object::{Object, Stamp};
 use crate::page::PageReference;
-use crate::{Count, FormatError, envelope, proto};
+use crate::{CLIENTS_VERSION, Count, FormatError, envelope, proto};
 use bytes::Bytes;
 use millpond_segment::Encoding;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl Object for Manifest {
         } else if clients.is_empty() && keys.is_empty() {
             1
         } else {
-            2
+            CLIENTS_VERSION
         };
         envelope::wrap_version(
             Self::MAGIC,
