@@ -324,6 +324,20 @@ CATCHERS = {
             "offsets of a source were handed over",
         )
     ],
+    "offsets-sorted": [
+        Catcher(
+            "producer/tests/all/sources.rs",
+            "offsets_that_lie_before_others_in_a_segment_are_judged_before_them",
+            "left",
+        )
+    ],
+    "offsets-sorted": [
+        Catcher(
+            "producer/tests/all/sources.rs",
+            "offsets_that_lie_before_others_in_a_segment_are_judged_before_them",
+            "left",
+        )
+    ],
     "source-forgotten": [
         Catcher("manifest/tests/all/sources.rs", "no_transition_forgets_a_position", "left"),
         sourced(ANY_BRIDGE, "a position is never forgotten"),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millpond_manifest::{Claim, ClientClaim, NewSegment, Numbers};
+use millpond_manifest::{Claim, ClientClaim, ClientId, NewSegment, Numbers};
 
 use crate::commit::{Group, Verdict};
 use crate::lead::{Foreign, Lead, Outcome, Ticket};
@@ -103,20 +103,18 @@ impl Members {
     }
 
     /// The numbered requests, each client's in the order of its numbers: a client that has several requests in flight may
-    /// see them overtake each other. Kafka's sequence numbers start again at 0, and its requests keep their order.
+    /// see them overtake each other. Kafka's sequence numbers start again at 0, and its requests keep their order. So do the
+    /// offsets of a partition, whichever bridge read them: the log has records in the order in which they were judged.
     fn clients(&self) -> (Vec<ClientClaim>, Vec<(usize, usize)>) {
         let mut all: Vec<(ClientClaim, (usize, usize))> = Vec::new();
         for (at, uploaded) in self.works.iter().enumerate() {
             let of_work = uploaded.work.clients.iter().enumerate();
             all.extend(of_work.map(|(place, client)| (client.ticket.claim(at), (at, place))));
         }
-        all.sort_by_key(|(claim, _)| {
-            let number = match claim.numbers {
-                Numbers::Counted { number } => number,
-                Numbers::Offsets { from, .. } => from,
-                Numbers::Sequence { .. } | Numbers::Once => 0,
-            };
-            (claim.client, number)
+        all.sort_by_key(|(claim, _)| match claim.numbers {
+            Numbers::Counted { number } => (claim.client, number),
+            Numbers::Sequence { .. } | Numbers::Once => (claim.client, 0),
+            Numbers::Offsets { .. } => (ClientId([0; 16]), 0),
         });
         all.into_iter().unzip()
     }
