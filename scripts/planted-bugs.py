@@ -325,18 +325,15 @@ CATCHERS = {
         )
     ],
     "offsets-sorted": [
-        Catcher(
-            "producer/tests/all/sources.rs",
-            "offsets_that_lie_before_others_in_a_segment_are_judged_before_them",
-            "left",
-        )
+        sourced("offsets_that_lie_before_others_in_a_segment_are_judged_before_them", "left")
     ],
-    "offsets-sorted": [
+    "incarnation-unchecked": [
         Catcher(
-            "producer/tests/all/sources.rs",
-            "offsets_that_lie_before_others_in_a_segment_are_judged_before_them",
-            "left",
-        )
+            "manifest/tests/all/sources.rs",
+            "a_claim_from_before_the_position_was_set_is_void_even_if_it_begins_there",
+            "unwrap_err|left",
+        ),
+        sourced("old_records_do_not_enter_after_the_position_was_set_anew", "left"),
     ],
     "source-forgotten": [
         Catcher("manifest/tests/all/sources.rs", "no_transition_forgets_a_position", "left"),

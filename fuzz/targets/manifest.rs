@@ -54,10 +54,15 @@ fn move_sources(manifest: &Manifest) {
             ..row.clone()
         };
         let moved = manifest.set_source(Some(row), to).expect("the row is there");
+        assert_ne!(
+            moved.source(&row.of).map(|row| row.incarnation),
+            Some(row.incarnation)
+        );
         objects::check(&moved);
         let claim = ClientClaim {
             client: ClientId([0; 16]),
             numbers: Numbers::Offsets {
+                incarnation: row.incarnation,
                 from: row.next,
                 to: u64::MAX,
             },

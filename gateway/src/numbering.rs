@@ -123,6 +123,7 @@ pub(crate) fn refusal(refused: &ClientRefusal) -> Refusal {
         | ClientRefusal::Fenced { .. }
         | ClientRefusal::Overlaps
         | ClientRefusal::Position { .. }
+        | ClientRefusal::SetAnew
         | ClientRefusal::Invalid(_) => conflict(None, refused),
     }
 }

@@ -174,7 +174,7 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 	case "impostor":
 		return w.commitAs(w.commits.producer, arguments)
 	case "source":
-		of := manifest.SourcePartition{Source: "cluster", Topic: "topic", Partition: uint32(scriptNumber(arguments[0]))}
+		of := manifest.SourcePartition{Source: "cluster", Topic: "topic", Partition: uint32(scriptNumber(arguments[0])), Stream: "events"}
 		row := manifest.SourceRow{Of: of, Next: scriptNumber(arguments[1])}
 		w.change(func(state *manifest.Manifest) { state.Sources = append(slices.Clip(state.Sources), row) })
 	case "forget":
@@ -555,7 +555,7 @@ func shownState(state *manifest.Manifest) string {
 		fmt.Fprintf(&text, "%s: commit %d has %d from sequence %d\n", shownProducer(row.ID), row.Commit, row.Count, row.FirstSequence)
 	}
 	for _, row := range state.Sources {
-		fmt.Fprintf(&text, "source %s/%d of %s: next %d\n", row.Of.Topic, row.Of.Partition, row.Of.Source, row.Next)
+		fmt.Fprintf(&text, "source %s/%d of %s into %s: next %d\n", row.Of.Topic, row.Of.Partition, row.Of.Source, row.Of.Stream, row.Next)
 	}
 	return strings.TrimSpace(text.String())
 }

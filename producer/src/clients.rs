@@ -124,7 +124,8 @@ impl ClientTicket {
                 lacking @ (ClientRefusal::Gap { .. }
                 | ClientRefusal::Unknown
                 | ClientRefusal::Full
-                | ClientRefusal::Position { .. }),
+                | ClientRefusal::Position { .. }
+                | ClientRefusal::SetAnew),
             )) => Err(AppendError::NotCommitted(lacking.to_string().into())),
             Ok(committed) => Ok(Committed {
                 is_repeated: true,
@@ -184,13 +185,14 @@ pub(crate) fn kind(refusal: &ClientRefusal) -> &'static str {
         ClientRefusal::Overlaps => "overlaps",
         ClientRefusal::Full => "full",
         ClientRefusal::Position { .. } => "position",
+        ClientRefusal::SetAnew => "set_anew",
         ClientRefusal::Invalid(_) => "invalid",
     }
 }
 
 /// The labels of all refusals.
-pub(crate) const KINDS: [&str; 9] = [
-    "repeated", "reused", "gap", "unknown", "fenced", "overlaps", "full", "position", "invalid",
+pub(crate) const KINDS: [&str; 10] = [
+    "repeated", "reused", "gap", "unknown", "fenced", "overlaps", "full", "position", "set_anew", "invalid",
 ];
 
 #[cfg(test)]

@@ -576,7 +576,8 @@ impl<S: Found> Commits<S> {
                 ClientRefusal::Gap { .. }
                 | ClientRefusal::Unknown
                 | ClientRefusal::Full
-                | ClientRefusal::Position { .. } => is_asked,
+                | ClientRefusal::Position { .. }
+                | ClientRefusal::SetAnew => is_asked,
                 // Sequence numbers start again at 0: to a row that is far behind, new ones look like old ones.
                 ClientRefusal::Repeated { .. } | ClientRefusal::Overlaps => {
                     is_asked || !matches!(claim.numbers, Numbers::Sequence { .. })

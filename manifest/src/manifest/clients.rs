@@ -96,6 +96,8 @@ pub enum Numbers {
     Once,
     /// A bridge reads the offsets of a partition one after another. Some offsets have no record.
     Offsets {
+        /// The incarnation of the position.
+        incarnation: u64,
         /// The position before the records.
         from: u64,
         /// The position after them.
@@ -157,6 +159,9 @@ pub enum ClientRefusal {
         /// The position in the log. `None`: this shard has none.
         next: Option<u64>,
     },
+    /// The position was set without records since the offsets were read.
+    #[error("the position in the manifest was set anew since the records were read")]
+    SetAnew,
     /// The numbers are impossible.
     #[error("the number is not valid: {0}")]
     Invalid(&'static str),

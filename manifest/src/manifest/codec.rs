@@ -351,6 +351,7 @@ fn encode_source(row: &SourceRow) -> proto::Source {
     let SourceRow {
         of,
         shard,
+        incarnation,
         next,
         seen_at_ms,
     } = row;
@@ -358,12 +359,15 @@ fn encode_source(row: &SourceRow) -> proto::Source {
         source,
         topic,
         partition,
+        stream,
     } = &**of;
     proto::Source {
         source: source.clone(),
         topic: topic.clone(),
         partition: *partition,
+        stream: stream.clone(),
         shard: *shard,
+        incarnation: *incarnation,
         next: *next,
         seen_at_ms: *seen_at_ms,
     }
@@ -374,7 +378,9 @@ fn decode_source(row: proto::Source) -> SourceRow {
         source,
         topic,
         partition,
+        stream,
         shard,
+        incarnation,
         next,
         seen_at_ms,
     } = row;
@@ -383,8 +389,10 @@ fn decode_source(row: proto::Source) -> SourceRow {
             source,
             topic,
             partition,
+            stream,
         }),
         shard,
+        incarnation,
         next,
         seen_at_ms,
     }

@@ -1,9 +1,11 @@
 //! The positions of bridges, which read other logs: the transitions that enter each record of a partition into the log
-//! once. The position is the fence: a claim that does not begin where the row ends is no part of any commit.
+//! once. The position is the fence: a claim that does not begin where the row ends is no part of any commit. A position
+//! that was set by hand begins a new incarnation, so that no claim from before it fits by chance.
 
 use std::fmt;
 use std::sync::Arc;
 
+use millpond_segment::check_stream_name;
 use thiserror::Error;
 
 use super::clients::{CheckedClients, ClientClaim, ClientRefusal};
@@ -18,7 +20,7 @@ pub const TOPIC_NAME_MAX: usize = 249;
 /// The largest number of a partition, as in Kafka.
 pub const PARTITION_MAX: u32 = i32::MAX as u32;
 
-/// A partition of another log.
+/// A partition of another log on its way into a stream. Each stream that takes a partition has all of its records.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SourcePartition {
     /// The log; for Kafka, the id of the cluster.
@@ -27,11 +29,19 @@ pub struct SourcePartition {
     pub topic: String,
     /// The partition.
     pub partition: u32,
+    /// The stream that takes its records.
+    pub stream: String,
 }
 
 impl fmt::Display for SourcePartition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{} of {}", self.topic, self.partition, self.source)
+        let SourcePartition {
+            source,
+            topic,
+            partition,
+            stream,
+        } = self;
+        write!(f, "{topic}/{partition} of {source} into {stream}")
     }
 }
 
@@ -55,7 +65,7 @@ impl SourcePartition {
         if self.partition > PARTITION_MAX {
             return Err(format!("partition {} is above {PARTITION_MAX}", self.partition));
         }
-        Ok(())
+        check_stream_name(&self.stream).map_err(|error| error.to_string())
     }
 }
 
@@ -67,6 +77,8 @@ pub struct SourceRow {
     /// The shard with its position and its records. Shard 0 has a row for each partition in another shard, so that all bridges
     /// know the same one.
     pub shard: u32,
+    /// Counts how many times the position was set without records. Claims from before are void.
+    pub incarnation: u64,
     /// The offset of the next record: those below are in the log, or were left out on purpose. 0 in a row for another shard.
     pub next: u64,
     /// Unix time in milliseconds of the commit, for people.
@@ -100,19 +112,22 @@ impl Manifest {
         (row.shard == self.shard).then_some(row.next)
     }
 
-    /// Replaces the row of a partition without any records, if it is `expected` (`None`: if there is none).
+    /// Replaces the row of a partition without any records, if it is `expected` (`None`: if there is none). The new row has
+    /// the next incarnation, whatever the caller gives: a bridge that stands still may have records of an earlier life of
+    /// the topic, and their offsets may begin where the new position is.
     ///
     /// # Errors
     /// See [`SourceRefusal`].
     pub fn set_source(
         &self,
         expected: Option<&SourceRow>,
-        row: SourceRow,
+        mut row: SourceRow,
     ) -> Result<Manifest, SourceRefusal> {
         let found = self.source(&row.of);
         if found != expected {
             return Err(SourceRefusal::Moved(found.cloned()));
         }
+        row.incarnation = expected.map_or(0, |row| row.incarnation.wrapping_add(1));
         let mut next = self.clone();
         match next.sources.binary_search_by(|it| it.of.cmp(&row.of)) {
             Ok(place) => next.sources[place] = row,
@@ -129,11 +144,22 @@ impl Manifest {
         claim: &ClientClaim,
         checked: &mut CheckedClients,
     ) -> Result<(), ClientRefusal> {
-        let (Some(of), Numbers::Offsets { from, to }) = (&claim.source, claim.numbers) else {
+        let Numbers::Offsets {
+            incarnation,
+            from,
+            to,
+        } = claim.numbers
+        else {
+            return Err(ClientRefusal::Invalid("a partition has offsets"));
+        };
+        let Some(of) = &claim.source else {
             return Err(ClientRefusal::Invalid("offsets belong to a partition"));
         };
         if to <= from {
             return Err(ClientRefusal::Invalid("it has no offsets"));
+        }
+        if self.source(of).is_some_and(|row| row.incarnation != incarnation) {
+            return Err(ClientRefusal::SetAnew);
         }
         let in_log = self.position(of);
         let entered = checked.sources.get(of).copied();

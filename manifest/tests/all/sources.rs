@@ -25,6 +25,7 @@ fn of(topic: &str, partition: u32) -> Arc<SourcePartition> {
         source: "MkU3OEVBNTcwNTJENDM2Qk".into(),
         topic: topic.into(),
         partition,
+        stream: topic.into(),
     })
 }
 
@@ -32,6 +33,7 @@ fn row(of: &Arc<SourcePartition>, next: u64) -> SourceRow {
     SourceRow {
         of: Arc::clone(of),
         shard: 0,
+        incarnation: 0,
         next,
         seen_at_ms: 5,
     }
@@ -43,9 +45,17 @@ fn with(rows: &[SourceRow]) -> Manifest {
 }
 
 fn claim(of: &Arc<SourcePartition>, from: u64, to: u64) -> ClientClaim {
+    claim_of(0, of, from, to)
+}
+
+fn claim_of(incarnation: u64, of: &Arc<SourcePartition>, from: u64, to: u64) -> ClientClaim {
     ClientClaim {
         client: ClientId([1; 16]),
-        numbers: Numbers::Offsets { from, to },
+        numbers: Numbers::Offsets {
+            incarnation,
+            from,
+            to,
+        },
         checksum: 0,
         segment: 0,
         source: Some(Arc::clone(of)),
@@ -118,8 +128,36 @@ fn a_position_is_set_only_by_who_knows_the_present_one() {
     assert_eq!(log.set_source(Some(&row(&a, 7)), row(&a, 9)), Err(found));
     let moved = log.set_source(Some(&row(&a, 8)), row(&a, 20)).unwrap();
     assert_eq!(moved.position(&a), Some(20));
+    assert_eq!(moved.source(&a).unwrap().incarnation, 1);
     let missing = with(&[]).set_source(Some(&row(&a, 8)), row(&a, 9));
     assert_eq!(missing, Err(SourceRefusal::Moved(None)));
+}
+
+/// A topic is made again, and its new records begin where a bridge that stands still has old ones.
+#[test]
+fn a_claim_from_before_the_position_was_set_is_void_even_if_it_begins_there() {
+    let a = of("orders", 0);
+    let log = enter(&with(&[row(&a, 0)]), &[claim(&a, 0, 500)]).unwrap();
+    let log = log.set_source(log.source(&a), row(&a, 0)).unwrap();
+    let refused = reasons(&log, &[claim(&a, 0, 50), claim_of(2, &a, 0, 50)]);
+    assert_eq!(
+        refused,
+        [(0, ClientRefusal::SetAnew), (1, ClientRefusal::SetAnew)]
+    );
+    let log = enter(&log, &[claim_of(1, &a, 0, 50)]).unwrap();
+    assert_eq!(log.position(&a), Some(50));
+}
+
+#[test]
+fn streams_that_take_the_same_partition_have_positions_that_do_not_meet() {
+    let a = of("orders", 0);
+    let raw = Arc::new(SourcePartition {
+        stream: "audit".into(),
+        ..(*a).clone()
+    });
+    let log = with(&[row(&a, 0), row(&raw, 7)]);
+    let log = enter(&log, &[claim(&a, 0, 3)]).unwrap();
+    assert_eq!((log.position(&a), log.position(&raw)), (Some(3), Some(7)));
 }
 
 #[test]
@@ -141,6 +179,10 @@ fn names_and_the_number_of_rows_have_limits() {
             ..valid.clone()
         });
     }
+    invalid(SourcePartition {
+        stream: "no stream".into(),
+        ..valid.clone()
+    });
     invalid(SourcePartition {
         partition: PARTITION_MAX + 1,
         ..valid
@@ -175,7 +217,9 @@ fn golden() -> Manifest {
         elsewhere,
         row(&of("payments", 0), 0),
     ];
-    with(&rows)
+    let mut golden = with(&rows);
+    golden.sources[0].incarnation = 3;
+    golden
         .register(ProducerId([1; 16]), 10)
         .stamped(0x0123_4567_89ab_cdef)
 }

@@ -264,16 +264,18 @@ func decodeLeader(object string, message *manifestpb.Leader) (*Leader, error) {
 
 func encodeSource(row *SourceRow) *manifestpb.Source {
 	return &manifestpb.Source{
-		Source:    row.Of.Source,
-		Topic:     row.Of.Topic,
-		Partition: row.Of.Partition,
-		Shard:     row.Shard,
-		Next:      row.Next,
-		SeenAtMs:  row.SeenAtMs,
+		Source:      row.Of.Source,
+		Topic:       row.Of.Topic,
+		Partition:   row.Of.Partition,
+		Stream:      row.Of.Stream,
+		Shard:       row.Shard,
+		Incarnation: row.Incarnation,
+		Next:        row.Next,
+		SeenAtMs:    row.SeenAtMs,
 	}
 }
 
 func decodeSource(_ string, message *manifestpb.Source) (SourceRow, error) {
-	of := SourcePartition{message.Source, message.Topic, message.Partition}
-	return SourceRow{of, message.Shard, message.Next, message.SeenAtMs}, nil
+	of := SourcePartition{message.Source, message.Topic, message.Partition, message.Stream}
+	return SourceRow{of, message.Shard, message.Incarnation, message.Next, message.SeenAtMs}, nil
 }

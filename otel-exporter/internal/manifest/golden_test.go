@@ -130,11 +130,11 @@ func TestGoldenManifestWithClients(t *testing.T) {
 // Go has no bridges, and must keep their positions.
 func TestGoldenManifestWithSources(t *testing.T) {
 	of := func(topic string, partition uint32) SourcePartition {
-		return SourcePartition{"MkU3OEVBNTcwNTJENDM2Qk", topic, partition}
+		return SourcePartition{"MkU3OEVBNTcwNTJENDM2Qk", topic, partition, topic}
 	}
 	golden := New(bufferID, 0).Register(ProducerID(sixteenTimes(1)), 10)
 	golden.Sources = []SourceRow{
-		{of("orders", 0), 0, 1 << 40, 5}, {of("orders", 1), 2, 0, 5}, {of("payments", 0), 0, 0, 5},
+		{of("orders", 0), 0, 3, 1 << 40, 5}, {of("orders", 1), 2, 0, 0, 5}, {of("payments", 0), 0, 0, 0, 5},
 	}
 	golden = golden.Stamped(0x0123_4567_89ab_cdef)
 	checkGolden(t, "manifest-with-sources-v3", golden.Encode)
@@ -144,7 +144,8 @@ func TestGoldenManifestWithSources(t *testing.T) {
 	}
 	checkSame(t, read, golden)
 	for _, wrong := range []SourceRow{
-		{of("orders", 0), 0, 1, 5}, {of("z", 1<<31), 0, 0, 5}, {of("", 0), 0, 0, 5}, {of("z", 0), 1, 1, 5},
+		{of("orders", 0), 0, 0, 1, 5}, {of("z", 1<<31), 0, 0, 0, 5}, {of("", 0), 0, 0, 0, 5}, {of("z", 0), 1, 0, 1, 5},
+		{SourcePartition{"z", "z", 0, "no stream"}, 0, 0, 0, 5},
 	} {
 		broken := *golden
 		broken.Sources = append(slices.Clip(golden.Sources), wrong)

@@ -94,23 +94,30 @@ type ClientRow struct {
 // SourcesMax is the maximum number of partitions with a position in a shard.
 const SourcesMax = 4096
 
-// A SourcePartition is a partition of another log, such as Kafka's.
+// A SourcePartition is a partition of another log, such as Kafka's, on its way into a stream.
 type SourcePartition struct {
 	Source    string // for Kafka, the id of the cluster
 	Topic     string
 	Partition uint32
+	Stream    string // takes the records
 }
 
 func (p SourcePartition) compare(other SourcePartition) int {
-	return cmp.Or(cmp.Compare(p.Source, other.Source), cmp.Compare(p.Topic, other.Topic), cmp.Compare(p.Partition, other.Partition))
+	return cmp.Or(
+		cmp.Compare(p.Source, other.Source),
+		cmp.Compare(p.Topic, other.Topic),
+		cmp.Compare(p.Partition, other.Partition),
+		cmp.Compare(p.Stream, other.Stream),
+	)
 }
 
 // A SourceRow is the position of a bridge in a partition. Bridges write it. This package only keeps it.
 type SourceRow struct {
-	Of       SourcePartition
-	Shard    uint32 // with the position; another than the manifest's only in shard 0
-	Next     uint64 // the offset of the next record
-	SeenAtMs uint64 // unix
+	Of          SourcePartition
+	Shard       uint32 // with the position; another than the manifest's only in shard 0
+	Incarnation uint64 // how many times the position was set without records
+	Next        uint64 // the offset of the next record
+	SeenAtMs    uint64 // unix
 }
 
 // AddressMax is the maximum number of bytes of a leader's address: a DNS name has 253, a port five more and a colon.
@@ -370,6 +377,9 @@ func (m *Manifest) checkSources() string {
 			if name.text == "" || len(name.text) > name.max || strings.ContainsFunc(name.text, unicode.IsControl) {
 				return fmt.Sprintf("the name %q of a source is not valid", name.text)
 			}
+		}
+		if err := segment.CheckStreamName(row.Of.Stream); err != nil {
+			return err.Error()
 		}
 		if row.Shard != m.Shard && (m.Shard != 0 || row.Next != 0) {
 			return fmt.Sprintf("a row for shard %d must be in shard 0 without a position", row.Shard)

@@ -549,8 +549,10 @@ fn source(partition: u32, next: u64) -> SourceRow {
             source: "cluster".into(),
             topic: "topic".into(),
             partition,
+            stream: "events".into(),
         }),
         shard: 0,
+        incarnation: 0,
         next,
         seen_at_ms: 0,
     }

@@ -26,13 +26,19 @@ fn of(partition: u32) -> Arc<SourcePartition> {
         source: "cluster".into(),
         topic: "orders".into(),
         partition,
+        stream: "events".into(),
     })
 }
 
+/// Offsets of a position that was never set anew.
 fn offsets(partition: u32, from: u64, to: u64) -> Numbered {
     Numbered {
         client: ClientId([u8::try_from(partition).unwrap(); 16]),
-        numbers: Numbers::Offsets { from, to },
+        numbers: Numbers::Offsets {
+            incarnation: 0,
+            from,
+            to,
+        },
         checksum: 0,
         source: Some(of(partition)),
     }
@@ -49,6 +55,7 @@ async fn place_partition(world: &World, partition: u32, next: u64) {
             let row = SourceRow {
                 of: of(partition),
                 shard: 0,
+                incarnation: 0,
                 next,
                 seen_at_ms: 0,
             };
@@ -138,6 +145,39 @@ async fn offsets_that_lie_before_others_in_a_segment_are_judged_before_them() {
     assert_eq!(later, Err(refused));
     assert_eq!(world.log().await, ["again"]);
     assert_eq!(position(&world).await, Some(5));
+}
+
+/// A bridge stands still with records of a topic that is then made again. The position begins anew where theirs begin.
+#[tokio::test(start_paused = true)]
+async fn old_records_do_not_enter_after_the_position_was_set_anew() {
+    let world = World::new();
+    let (store, controls) = world.honest.behind(Faults::default());
+    let environment = Seeded::running(Instant::now(), 1);
+    let mut registry = Registry::default();
+    let frozen = Producer::start_in(environment, store, config(), &mut registry)
+        .await
+        .unwrap();
+    let other = world.producer(config(), 2).await;
+    place(&world, 0).await;
+    controls.set_outage(Some(Outage::Hangs));
+    let append = message(&frozen, "of the old topic");
+    let old = frozen.submit_numbered(append, offsets(0, 0, 5)).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    send(&other, "a", 0, 9).await.unwrap();
+    let again = |manifest: &mut Manifest| {
+        let row = manifest.source(&of(0)).unwrap().clone();
+        let again = SourceRow {
+            next: 0,
+            ..row.clone()
+        };
+        *manifest = manifest.set_source(Some(&row), again).unwrap();
+    };
+    world.change_manifest(again).await;
+    controls.heal();
+    let refused = AppendError::Client(ClientRefusal::SetAnew);
+    assert_eq!(old.committed().await, Err(refused));
+    assert_eq!(world.log().await, ["a"]);
+    assert_eq!(position(&world).await, Some(0));
 }
 
 /// The producer takes the manifest of its last commit for the one in force.

@@ -983,9 +983,11 @@ type Source struct {
 	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"` // for Kafka, the cluster's id
 	Topic         string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
 	Partition     uint32                 `protobuf:"varint,3,opt,name=partition,proto3" json:"partition,omitempty"`
-	Shard         uint32                 `protobuf:"varint,4,opt,name=shard,proto3" json:"shard,omitempty"`                         // the shard with the position; another than the manifest's only in shard 0
-	Next          uint64                 `protobuf:"varint,5,opt,name=next,proto3" json:"next,omitempty"`                           // everything below is in the log, or was left out on purpose; 0 in a row for another shard
-	SeenAtMs      uint64                 `protobuf:"varint,6,opt,name=seen_at_ms,json=seenAtMs,proto3" json:"seen_at_ms,omitempty"` // unix
+	Stream        string                 `protobuf:"bytes,4,opt,name=stream,proto3" json:"stream,omitempty"`                        // takes the records
+	Shard         uint32                 `protobuf:"varint,5,opt,name=shard,proto3" json:"shard,omitempty"`                         // the shard with the position; another than the manifest's only in shard 0
+	Incarnation   uint64                 `protobuf:"varint,6,opt,name=incarnation,proto3" json:"incarnation,omitempty"`             // how many times the position was set without records
+	Next          uint64                 `protobuf:"varint,7,opt,name=next,proto3" json:"next,omitempty"`                           // everything below is in the log, or was left out on purpose; 0 in a row for another shard
+	SeenAtMs      uint64                 `protobuf:"varint,8,opt,name=seen_at_ms,json=seenAtMs,proto3" json:"seen_at_ms,omitempty"` // unix
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1041,9 +1043,23 @@ func (x *Source) GetPartition() uint32 {
 	return 0
 }
 
+func (x *Source) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
 func (x *Source) GetShard() uint32 {
 	if x != nil {
 		return x.Shard
+	}
+	return 0
+}
+
+func (x *Source) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
 	}
 	return 0
 }
@@ -1078,7 +1094,7 @@ type Manifest struct {
 	Leader        *Leader                `protobuf:"bytes,12,opt,name=leader,proto3" json:"leader,omitempty"`   // absent: every producer commits for itself
 	Clients       []*Client              `protobuf:"bytes,13,rep,name=clients,proto3" json:"clients,omitempty"` // ordered by id
 	Keys          []*Client              `protobuf:"bytes,14,rep,name=keys,proto3" json:"keys,omitempty"`       // idempotency keys, ordered by id
-	Sources       []*Source              `protobuf:"bytes,15,rep,name=sources,proto3" json:"sources,omitempty"` // ordered by source, topic and partition; a manifest with any has format version 3
+	Sources       []*Source              `protobuf:"bytes,15,rep,name=sources,proto3" json:"sources,omitempty"` // ordered by source, topic, partition and stream; a manifest with any has format version 3
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2586,15 +2602,17 @@ const file_manifest_proto_rawDesc = "" +
 	"\bsequence\x18\x04 \x01(\x04R\bsequence\x12\x1c\n" +
 	"\n" +
 	"seen_at_ms\x18\x05 \x01(\x04R\bseenAtMs\x12\x1a\n" +
-	"\bchecksum\x18\x06 \x01(\aR\bchecksum\"\x9c\x01\n" +
+	"\bchecksum\x18\x06 \x01(\aR\bchecksum\"\xd6\x01\n" +
 	"\x06Source\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1c\n" +
-	"\tpartition\x18\x03 \x01(\rR\tpartition\x12\x14\n" +
-	"\x05shard\x18\x04 \x01(\rR\x05shard\x12\x12\n" +
-	"\x04next\x18\x05 \x01(\x04R\x04next\x12\x1c\n" +
+	"\tpartition\x18\x03 \x01(\rR\tpartition\x12\x16\n" +
+	"\x06stream\x18\x04 \x01(\tR\x06stream\x12\x14\n" +
+	"\x05shard\x18\x05 \x01(\rR\x05shard\x12 \n" +
+	"\vincarnation\x18\x06 \x01(\x04R\vincarnation\x12\x12\n" +
+	"\x04next\x18\a \x01(\x04R\x04next\x12\x1c\n" +
 	"\n" +
-	"seen_at_ms\x18\x06 \x01(\x04R\bseenAtMs\"\xe0\x04\n" +
+	"seen_at_ms\x18\b \x01(\x04R\bseenAtMs\"\xe0\x04\n" +
 	"\bManifest\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x18\n" +
