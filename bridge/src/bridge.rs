@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
-use rdkafka::message::{BorrowedMessage, Headers as _, Message};
+use rdkafka::message::{BorrowedMessage, Message};
 use rdkafka::topic_partition_list::TopicPartitionList;
 use rdkafka::{ClientConfig, Offset};
 use tokio::runtime::Handle;
@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::{Change, Context, Partition};
 use crate::config::Config;
+use crate::headers::headers;
 use crate::metrics::{FailureLabels, Metrics, PartitionLabels, TopicLabels};
 use crate::partition::{Reading, reason};
 use crate::position::Positions;
@@ -214,7 +215,7 @@ impl Loop {
             // A first poll would begin to join the group, and its partitions need the id.
             if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(2)) {
                 self.bridge.readiness.goes_on(KAFKA);
-                self.source = id;
+                self.source = self.bridge.config.source.clone().unwrap_or(id);
                 return true;
             }
             let problem = self.consumer.context().problem();
@@ -482,22 +483,29 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
     let Some(reading) = reading.filter(|reading| reading.takes_records()) else {
         return;
     };
-    let mut buffer = Vec::new();
-    let library = match reading.batches.has_metadata() {
-        true => message.headers(),
-        false => None,
-    };
-    let headers = library
-        .into_iter()
-        .flat_map(|headers| headers.iter())
-        .map(|header| (header.key.as_bytes(), header.value));
-    let record = Record {
+    let (mut none, mut buffer) = (Vec::new(), Vec::new());
+    let without_headers = Record {
         timestamp_ms: message.timestamp().to_millis().unwrap_or_default(),
         key: message.key(),
         value: message.payload(),
-        headers: Headers::of(headers, &mut buffer),
+        headers: Headers::of([], &mut none),
     };
-    reading.batches.add(unsigned(message.offset()), &record);
+    let with_headers = |buffer| Record {
+        headers: Headers::of(headers(message), buffer),
+        ..without_headers
+    };
+    let offset = unsigned(message.offset());
+    let added = match reading.batches.has_metadata() {
+        true => reading.batches.add(offset, &with_headers(&mut buffer)),
+        false => reading.batches.add(offset, &without_headers),
+    };
+    if let Err(reason) = added {
+        // Its row in the stream of rejected records has all of it.
+        let mut buffer = Vec::new();
+        reading
+            .batches
+            .reject(offset, &with_headers(&mut buffer), &reason);
+    }
 }
 
 /// Kafka's offsets have 63 bits.

@@ -43,6 +43,10 @@ pub struct Config {
     pub routes: KafkaTopics,
     /// Where a partition without a position begins.
     pub from: From,
+    /// The name of the source in the buffer. `None`: the id of Kafka's cluster.
+    pub source: Option<String>,
+    /// Records that are left out: topic, partition and offset.
+    pub skipped: BTreeSet<(String, u32, u64)>,
     /// Partitions whose position may jump to the oldest record that Kafka still has.
     pub accepted_gaps: BTreeSet<(String, u32)>,
     /// How the brokers are reached.

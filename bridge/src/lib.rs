@@ -7,6 +7,7 @@
 mod bridge;
 mod client;
 mod config;
+mod headers;
 mod metrics;
 mod partition;
 mod position;

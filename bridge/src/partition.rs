@@ -47,6 +47,7 @@ impl Reading {
         Numbered {
             client: self.client,
             numbers: Numbers::Offsets {
+                incarnation: self.batches.incarnation(),
                 from: batch.from,
                 to: batch.to,
             },
@@ -109,7 +110,7 @@ impl Reading {
 /// The label of a message that was not committed.
 pub(crate) fn reason(error: &AppendError) -> &'static str {
     match error {
-        AppendError::Client(ClientRefusal::Position { .. }) => "position",
+        AppendError::Client(ClientRefusal::Position { .. } | ClientRefusal::SetAnew) => "position",
         _ => "other",
     }
 }
@@ -117,11 +118,16 @@ pub(crate) fn reason(error: &AppendError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::position::Position;
     use millpond_gateway::KafkaTopics;
 
     fn batches(at: u64) -> Batches {
         let route = KafkaTopics::default().route("orders").unwrap();
-        Batches::new(route, "orders".into(), 0, at)
+        let position = Position {
+            incarnation: 0,
+            next: at,
+        };
+        Batches::new(route, "orders".into(), 0, position)
     }
 
     fn reading() -> Reading {
@@ -129,6 +135,7 @@ mod tests {
             source: "cluster".into(),
             topic: "orders".into(),
             partition: 0,
+            stream: "orders".into(),
         };
         Reading::new(Arc::new(of), ClientId([1; 16]), batches(5))
     }

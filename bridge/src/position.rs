@@ -1,6 +1,7 @@
 //! The positions of partitions in the manifests: finds them, and enters new ones without records. A shard's producer moves
 //! them afterwards, together with the records.
 
+use std::fmt;
 use std::sync::Arc;
 
 use millpond_manifest::{
@@ -11,6 +12,30 @@ use millpond_storage::Store;
 
 /// The number of attempts to enter a row while others change the manifest.
 const ATTEMPTS: usize = 20;
+
+/// A position that the manifest has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// Claims on other incarnations are void.
+    pub(crate) incarnation: u64,
+    /// The offset of the next record.
+    pub(crate) next: u64,
+}
+
+impl Position {
+    fn of(row: &SourceRow) -> Position {
+        Position {
+            incarnation: row.incarnation,
+            next: row.next,
+        }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.next)
+    }
+}
 
 /// Why a position cannot be found or entered.
 #[derive(Debug, thiserror::Error)]
@@ -81,9 +106,10 @@ impl Positions {
         &self,
         manifest: &Manifest,
         of: &Arc<SourcePartition>,
-    ) -> Result<Option<u64>, PositionError> {
-        if let Some(position) = manifest.position(of) {
-            return Ok(Some(position));
+    ) -> Result<Option<Position>, PositionError> {
+        let own = manifest.source(of).filter(|row| row.shard == self.shard);
+        if let Some(row) = own {
+            return Ok(Some(Position::of(row)));
         }
         // Bridges of all shards meet in shard 0.
         let first = match manifest.shard {
@@ -103,7 +129,11 @@ impl Positions {
     }
 
     /// Enters the first position of a partition. Another bridge may be first: returns the position in force.
-    pub(crate) async fn begin(&self, of: &Arc<SourcePartition>, next: u64) -> Result<u64, PositionError> {
+    pub(crate) async fn begin(
+        &self,
+        of: &Arc<SourcePartition>,
+        next: u64,
+    ) -> Result<Position, PositionError> {
         if self.shard != 0 {
             // From now on no bridge begins the partition in another shard.
             let pointer = self.set(0, None, self.row(of, self.shard, 0)).await?;
@@ -116,7 +146,7 @@ impl Positions {
         }
         let row = self.set(self.shard, None, self.row(of, self.shard, next)).await?;
         match row.shard == self.shard {
-            true => Ok(row.next),
+            true => Ok(Position::of(&row)),
             false => Err(PositionError::OtherShard {
                 of: Arc::clone(of),
                 shard: row.shard,
@@ -128,19 +158,20 @@ impl Positions {
     pub(crate) async fn jump(
         &self,
         of: &Arc<SourcePartition>,
-        from: u64,
+        from: Position,
         to: u64,
-    ) -> Result<u64, PositionError> {
+    ) -> Result<Position, PositionError> {
         let row = self
             .set(self.shard, Some(from), self.row(of, self.shard, to))
             .await?;
-        Ok(row.next)
+        Ok(Position::of(&row))
     }
 
     fn row(&self, of: &Arc<SourcePartition>, shard: u32, next: u64) -> SourceRow {
         SourceRow {
             of: Arc::clone(of),
             shard,
+            incarnation: 0,
             next,
             seen_at_ms: self.environment.now_ms(),
         }
@@ -150,7 +181,7 @@ impl Positions {
     async fn set(
         &self,
         shard: u32,
-        expected: Option<u64>,
+        expected: Option<Position>,
         row: SourceRow,
     ) -> Result<SourceRow, PositionError> {
         let mut reason = String::new();
@@ -160,7 +191,7 @@ impl Positions {
                 None => self.create(shard).await?,
             };
             let present = found.state.source(&row.of);
-            if present.map(|row| row.next) != expected {
+            if present.map(Position::of) != expected {
                 let missing = || PositionError::Refused {
                     of: Arc::clone(&row.of),
                     refusal: SourceRefusal::Moved(None),
@@ -175,7 +206,9 @@ impl Positions {
             let key = layout::manifest(shard);
             let next = next.stamped(self.environment.random());
             reason = match cas::swap(&self.store, &key, Some(&found.version), next).await {
-                Swap::Committed(_) => return Ok(row),
+                Swap::Committed(now) => {
+                    return Ok(now.state.source(&row.of).cloned().unwrap_or(row));
+                }
                 // The next look shows what became of it.
                 Swap::Mismatch => "other producers were first".to_owned(),
                 Swap::Unknown(error) => error.to_string(),

@@ -1,6 +1,7 @@
 //! Makes messages of the records of a partition, each with the offsets that it covers. Records that do not match their
 //! topic's encoding become rows of a stream of their own, in their place. Pure.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -11,8 +12,13 @@ use millpond_kafka::Record;
 use millpond_segment::Encoding;
 use serde_json::{Value, json};
 
+use crate::position::Position;
+
 /// The stream of records that do not match their topic's encoding.
 pub(crate) const REJECTED: &str = "bridge.rejected";
+
+/// The reason in the row of a record that an operator skips.
+const SKIPPED: &str = "skipped, as --skip-record demands";
 
 /// The length at which a message is complete.
 const MESSAGE_BYTES: usize = 512 << 10;
@@ -43,6 +49,10 @@ pub(crate) struct Batches {
     route: Route,
     topic: String,
     partition: u32,
+    /// Offsets whose records an operator skips.
+    skipped: BTreeSet<u64>,
+    /// The incarnation of the position at which they begin.
+    incarnation: u64,
     /// The position after the last complete message.
     at: u64,
     filling: Option<Batch>,
@@ -51,15 +61,23 @@ pub(crate) struct Batches {
 
 impl Batches {
     /// Begins at this position.
-    pub(crate) fn new(route: Route, topic: String, partition: u32, at: u64) -> Batches {
+    pub(crate) fn new(route: Route, topic: String, partition: u32, begin: Position) -> Batches {
         Batches {
             route,
             topic,
             partition,
-            at,
+            skipped: BTreeSet::new(),
+            incarnation: begin.incarnation,
+            at: begin.next,
             filling: None,
             complete: Vec::new(),
         }
+    }
+
+    /// Skips the records at these offsets: the stream of rejected ones has a row without their content.
+    pub(crate) fn skipping(mut self, offsets: BTreeSet<u64>) -> Batches {
+        self.skipped = offsets;
+        self
     }
 
     /// Returns true if the records need keys and headers.
@@ -67,15 +85,31 @@ impl Batches {
         self.route.has_metadata()
     }
 
+    /// The incarnation of the position.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
     /// The position after the last record.
     pub(crate) fn position(&self) -> u64 {
         self.filling.as_ref().map_or(self.at, |batch| batch.to)
     }
 
-    /// Adds the record at this offset. Returns false for one before the position, which the log has.
-    pub(crate) fn add(&mut self, offset: u64, record: &Record<'_>) -> bool {
+    /// Adds the record at this offset, unless it is before the position: the log has those.
+    ///
+    /// # Errors
+    /// The record does not match its topic's encoding, or is one to skip. The caller passes it to [`Batches::reject`].
+    pub(crate) fn add(&mut self, offset: u64, record: &Record<'_>) -> Result<(), String> {
         if offset < self.position() {
-            return false;
+            return Ok(());
+        }
+        if self.skipped.contains(&offset) {
+            return Err(SKIPPED.to_owned());
+        }
+        let bytes = record.value.map_or(0, <[u8]>::len);
+        let length = self.filling.as_ref().map_or(0, |batch| batch.payload.len());
+        if length > 0 && length + bytes > MESSAGE_BYTES {
+            self.finish();
         }
         let at = self.at;
         let route = &self.route;
@@ -97,16 +131,15 @@ impl Batches {
                 if filling.payload.len() >= MESSAGE_BYTES {
                     self.finish();
                 }
+                Ok(())
             }
             Err(reason) => {
                 if filling.read == 0 {
                     self.filling = None;
                 }
-                self.finish();
-                self.reject(offset, record, &reason);
+                Err(reason)
             }
         }
-        true
     }
 
     fn finish(&mut self) {
@@ -116,7 +149,9 @@ impl Batches {
         }
     }
 
-    fn reject(&mut self, offset: u64, record: &Record<'_>, reason: &str) {
+    /// Puts a record that cannot be added into the stream of rejected ones.
+    pub(crate) fn reject(&mut self, offset: u64, record: &Record<'_>, reason: &str) {
+        self.finish();
         let payload = self.rejected_rows(offset, record, reason);
         let batch = Batch {
             stream: REJECTED.into(),
@@ -134,36 +169,38 @@ impl Batches {
 
     /// One row with the record, or several with pieces of it if it is large.
     fn rejected_rows(&self, offset: u64, record: &Record<'_>, reason: &str) -> Vec<u8> {
+        let place = json!({
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": offset,
+            "reason": reason,
+            "route": &**self.route.stream(),
+        });
+        if reason == SKIPPED {
+            let length = record.value.map_or(0, <[u8]>::len);
+            let more = json!({ "timestamp": record.timestamp_ms, "value_bytes": length });
+            return joined(&place, more.to_string().as_bytes());
+        }
+        // As text: a record may have a header twice, and a parsed object would keep the last one.
         let mut raw = Vec::new();
         raw_row(record, &mut raw);
-        let row = |more: Value| {
-            let mut row = json!({
-                "topic": self.topic,
-                "partition": self.partition,
-                "offset": offset,
-                "timestamp": record.timestamp_ms,
-                "reason": reason,
-                "route": &**self.route.stream(),
-            });
-            if let (Value::Object(row), Value::Object(more)) = (&mut row, more) {
-                row.extend(more);
-            }
-            row.to_string()
-        };
-        if raw.len() <= PIECE_BYTES
-            && let Ok(Value::Object(raw)) = serde_json::from_slice(&raw)
-        {
-            return row(Value::Object(raw)).into_bytes();
+        if raw.len() <= PIECE_BYTES {
+            return joined(&place, &raw);
         }
         let pieces = raw.len().div_ceil(PIECE_BYTES);
-        let rows: Vec<String> = (1..)
+        let rows: Vec<Vec<u8>> = (1..)
             .zip(raw.chunks(PIECE_BYTES))
             .map(|(piece, bytes)| {
-                let encoded = STANDARD.encode(bytes);
-                row(json!({ "piece": piece, "pieces": pieces, "record_base64": encoded }))
+                let more = json!({
+                    "timestamp": record.timestamp_ms,
+                    "piece": piece,
+                    "pieces": pieces,
+                    "record_base64": STANDARD.encode(bytes),
+                });
+                joined(&place, more.to_string().as_bytes())
             })
             .collect();
-        rows.join("\n").into_bytes()
+        rows.join(&b'\n')
     }
 
     /// Takes the messages, the last one even if it is short.
@@ -171,6 +208,15 @@ impl Batches {
         self.finish();
         std::mem::take(&mut self.complete)
     }
+}
+
+/// One object with the members of two, of which neither is empty.
+fn joined(object: &Value, more: &[u8]) -> Vec<u8> {
+    let mut row = object.to_string().into_bytes();
+    row.pop();
+    row.push(b',');
+    row.extend_from_slice(more.strip_prefix(b"{").unwrap_or(more));
+    row
 }
 
 #[cfg(test)]
@@ -191,11 +237,19 @@ mod tests {
 
     fn batches(at: u64) -> Batches {
         let route = KafkaTopics::default().route("orders").unwrap();
-        Batches::new(route, "orders".into(), 3, at)
+        let position = Position {
+            incarnation: 0,
+            next: at,
+        };
+        Batches::new(route, "orders".into(), 3, position)
     }
 
-    fn add(batches: &mut Batches, offset: u64, value: &[u8]) -> bool {
-        batches.add(offset, &record(value, &mut Vec::new()))
+    fn add(batches: &mut Batches, offset: u64, value: &[u8]) {
+        let mut headers = Vec::new();
+        let record = record(value, &mut headers);
+        if let Err(reason) = batches.add(offset, &record) {
+            batches.reject(offset, &record, &reason);
+        }
     }
 
     #[test]
@@ -207,9 +261,10 @@ mod tests {
             (20, "no JSON"),
             (22, "{\"a\":3}"),
         ] {
-            assert!(add(&mut batches, offset, value.as_bytes()));
+            add(&mut batches, offset, value.as_bytes());
         }
-        assert!(!add(&mut batches, 21, b"{}"), "the log has it");
+        // The log has it.
+        add(&mut batches, 21, b"{}");
         let all = batches.take();
         let places: Vec<_> = all
             .iter()
@@ -268,6 +323,51 @@ mod tests {
     }
 
     #[test]
+    fn a_rejected_record_keeps_a_header_that_it_has_twice() {
+        let mut batches = batches(0);
+        let (mut one, mut headers) = (Vec::new(), Vec::new());
+        let record = Record {
+            headers: Headers::of(
+                [(&b"h"[..], Some(&b"v"[..])), (&b"h"[..], Some(&b"w"[..]))],
+                &mut headers,
+            ),
+            ..record(b"no JSON", &mut one)
+        };
+        let reason = batches.add(5, &record).unwrap_err();
+        batches.reject(5, &record, &reason);
+        let row = String::from_utf8(batches.take().remove(0).payload).unwrap();
+        assert!(row.contains(r#""headers":{"h":"v","h":"w"}"#), "{row}");
+    }
+
+    #[test]
+    fn a_skipped_record_leaves_a_row_without_its_content() {
+        let mut batches = batches(0).skipping(BTreeSet::from([1]));
+        for offset in 0..3 {
+            add(&mut batches, offset, br#"{"a":1}"#);
+        }
+        let all = batches.take();
+        let places: Vec<_> = all.iter().map(|it| (&*it.stream, it.from, it.to)).collect();
+        assert_eq!(places, [("orders", 0, 1), (REJECTED, 1, 2), ("orders", 2, 3)]);
+        let row: Value = serde_json::from_slice(&all[1].payload).unwrap();
+        assert_eq!(
+            (&row["reason"], &row["value_bytes"]),
+            (&json!(SKIPPED), &json!(7))
+        );
+        assert_eq!(row.get("value"), None);
+    }
+
+    #[test]
+    fn a_large_record_does_not_share_a_message() {
+        let mut batches = batches(0);
+        let large = format!("{{\"a\":\"{}\"}}", "x".repeat(MESSAGE_BYTES + 1));
+        for (offset, value) in [(0, "{}"), (1, &*large), (2, "{}")] {
+            add(&mut batches, offset, value.as_bytes());
+        }
+        let lengths: Vec<usize> = batches.take().iter().map(|it| it.payload.len()).collect();
+        assert_eq!(lengths, [2, large.len(), 2]);
+    }
+
+    #[test]
     fn a_message_has_a_maximum_length() {
         let mut batches = batches(0);
         let value = format!("{{\"a\":\"{}\"}}", "x".repeat(100_000));
@@ -275,6 +375,8 @@ mod tests {
             add(&mut batches, offset, value.as_bytes());
         }
         let all = batches.take();
-        assert!(all.len() == 2 && all[1].from == all[0].to, "{}", all.len());
+        assert_eq!(all.iter().map(|it| it.read).collect::<Vec<_>>(), [5, 5, 2]);
+        assert!(all.iter().all(|it| it.payload.len() <= MESSAGE_BYTES));
+        assert!(all.windows(2).all(|two| two[1].from == two[0].to));
     }
 }

@@ -103,6 +103,16 @@ pub(crate) struct KafkaArgs {
     #[arg(long, value_name = "TOPIC/PARTITION", value_delimiter = ',', value_parser = partition)]
     accept_gap: Vec<(String, u32)>,
 
+    /// Leave out a record that cannot enter the buffer, for example because it is too large: TOPIC/PARTITION/OFFSET. The stream
+    /// bridge.rejected gets a row without its content.
+    #[arg(long, value_name = "TOPIC/PARTITION/OFFSET", value_delimiter = ',', value_parser = record)]
+    skip_record: Vec<(String, u32, u64)>,
+
+    /// The name of the Kafka cluster in the buffer, instead of the cluster's id. Positions belong to it. Two clusters with the same
+    /// id, such as copies of one compose file, need different names.
+    #[arg(long, env = "MILLPOND_BRIDGE_SOURCE", value_name = "NAME")]
+    source: Option<String>,
+
     /// The shard that takes the records. Each partition keeps the shard in which it began: to use several shards, divide the topics
     /// between groups of bridges.
     #[arg(long, env = "MILLPOND_SHARD", value_name = "N", default_value_t = 0)]
@@ -208,6 +218,15 @@ fn partition(text: &str) -> Result<(String, u32), String> {
     parsed.ok_or_else(|| "use TOPIC/PARTITION, like orders/3".to_owned())
 }
 
+fn record(text: &str) -> Result<(String, u32, u64), String> {
+    let parts = text.rsplit_once('/');
+    let parsed = parts.and_then(|(of, offset)| {
+        let (topic, number) = partition(of).ok()?;
+        Some((topic, number, offset.parse().ok()?))
+    });
+    parsed.ok_or_else(|| "use TOPIC/PARTITION/OFFSET, like orders/3/1041".to_owned())
+}
+
 fn file_name(file: &Path) -> anyhow::Result<String> {
     let text = file.to_str().map(str::to_owned);
     text.with_context(|| format!("the name of the file {} is not UTF-8", file.display()))
@@ -273,6 +292,8 @@ impl KafkaArgs {
             group: self.group.clone(),
             routes: routes.transpose()?.unwrap_or_default(),
             from: place,
+            source: self.source.clone(),
+            skipped: self.skip_record.iter().cloned().collect(),
             accepted_gaps: self.accept_gap.iter().cloned().collect(),
             security: self.security.load()?,
             session_timeout: self.session_timeout.0,

@@ -15,7 +15,7 @@ use crate::client::Partition;
 use crate::config::From;
 use crate::metrics::PartitionLabels;
 use crate::partition::Reading;
-use crate::position::PositionError;
+use crate::position::{Position, PositionError};
 use crate::records::Batches;
 
 /// The wait for an answer of Kafka.
@@ -23,7 +23,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 
 /// Where a partition is read.
 enum Place {
-    At(u64),
+    At(Position),
     /// Not at all, until an operator has decided.
     Stopped,
 }
@@ -86,9 +86,14 @@ impl Loop {
         Ok(true)
     }
 
-    fn batches(&self, (topic, partition): &Partition, position: u64) -> Option<Batches> {
+    fn batches(&self, (topic, partition): &Partition, position: Position) -> Option<Batches> {
         match self.bridge.config.routes.route(topic) {
-            Ok(route) => Some(Batches::new(route, topic.clone(), *partition, position)),
+            Ok(route) => {
+                let skipped = self.bridge.config.skipped.iter();
+                let skipped = skipped.filter(|(of, number, _)| of == topic && number == partition);
+                let skipped = skipped.map(|(_, _, offset)| *offset).collect();
+                Some(Batches::new(route, topic.clone(), *partition, position).skipping(skipped))
+            }
             Err(reason) => {
                 tracing::error!("topic {topic}: {reason}");
                 None
@@ -97,10 +102,13 @@ impl Loop {
     }
 
     fn of(&self, (topic, partition): &Partition) -> Arc<SourcePartition> {
+        // Without a valid stream the bridge has not started; the manifest refuses an empty one.
+        let route = self.bridge.config.routes.route(topic);
         Arc::new(SourcePartition {
             source: self.source.clone(),
             topic: topic.clone(),
             partition: *partition,
+            stream: route.map_or_else(|_| String::new(), |route| route.stream().to_string()),
         })
     }
 
@@ -138,7 +146,7 @@ impl Loop {
                 position
             }
         };
-        if (low..=high).contains(&position) {
+        if (low..=high).contains(&position.next) {
             return Ok(Some(Place::At(position)));
         }
         self.cross_gap(partition, &of, position, (low, high))
@@ -149,7 +157,7 @@ impl Loop {
         &self,
         partition: &Partition,
         of: &Arc<SourcePartition>,
-        position: u64,
+        position: Position,
         (low, high): (u64, u64),
     ) -> Result<Option<Place>, BridgeError> {
         let (topic, number) = partition;
@@ -272,7 +280,7 @@ impl Loop {
             }
         };
         let (topic, number) = partition;
-        let offset = Offset::Offset(signed(position));
+        let offset = Offset::Offset(signed(position.next));
         let sought = self.consumer.seek(topic, number.cast_signed(), offset, ANSWER);
         let batches = self.batches(partition, position);
         let Some(reading) = self.readings.get_mut(partition) else {
