@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from harness.corpus import record, request
 from harness.kafka import Bridge, Kafka, needs_kafka
+from harness.kafka_bytes import produce_bytes
 from harness.process import PATIENCE, eventually
 
 pytestmark = needs_kafka
@@ -116,7 +117,7 @@ def test_three_encodings_and_records_that_match_none(site, kafka):
         _create(kafka, name)
     sender = _sender(kafka)
     sender.produce("orders", b'{"n":1}', partition=0)
-    sender.produce("orders", b"no JSON", key=b"bad", partition=0)
+    sender.produce("orders", b"no JSON", key=b"bad", headers=[("h", b"v")], partition=0)
     sender.produce("orders", b'{"n":2}', partition=0)
     sender.produce("audit", b"\xff\x00", key=b"k", headers=[("h", b"v")], partition=1)
     sender.produce("otlp_logs", request(record("a log")).SerializeToString(), partition=2)
@@ -137,6 +138,40 @@ def test_three_encodings_and_records_that_match_none(site, kafka):
     assert set(rejected) == {"orders", "otlp_logs"}
     assert (rejected["orders"]["offset"], rejected["orders"]["value"]) == (1, "no JSON")
     assert rejected["otlp_logs"]["value"] == "no OTLP"
+    assert rejected["orders"]["headers"] == {"h": "v"}
+
+
+def test_a_header_that_is_no_text_and_a_record_to_skip(site, kafka):
+    topic = "hostile"
+    _create(kafka, topic, partitions=1)
+    produce_bytes(kafka.address, topic, b'{"n":0}', [(b"\xff\xfe", b"v"), (b"h", b"\x80")])
+    _send(kafka, topic, range(1, 4))
+    file = site.directory / "topics.toml"
+    file.write_text(f'[[topic]]\nname = "{topic}"\nencoding = "raw"\n')
+    bridge = _bridge(site, kafka, topic, "--kafka-topics", file, "--skip-record", f"{topic}/0/2")
+    eventually("all records", lambda: bridge.metric(READ) == 4)
+    assert bridge.terminate() == 0
+    rows = [row["record"] for row in _rows(site, topic)]
+    assert [row["value"] for row in rows] == ['{"n":0}', '{"n": 1}', '{"n": 3}']
+    assert rows[0]["headers"] == {"\ufffd\ufffd": "v", "h_base64": "gA=="}
+    [skipped] = [row["record"] for row in _rows(site, "bridge.rejected")]
+    assert (skipped["offset"], skipped["value_bytes"]) == (2, 8)
+    assert "value" not in skipped
+
+
+def test_two_streams_each_have_all_of_a_topic(site, kafka, topic):
+    _send(kafka, topic, range(30))
+    file = site.directory / "topics.toml"
+    file.write_text(f'[[topic]]\nname = "{topic}"\nencoding = "ndjson"\nstream = "copy"\n')
+    bridges = [
+        _bridge(site, kafka, topic),
+        _bridge(site, kafka, topic, "--kafka-topics", file, "--group", "copy", name="copy"),
+    ]
+    expected = Counter(range(30))
+    eventually("the first copy", lambda: _numbers(site, topic) == expected)
+    eventually("the second copy", lambda: _numbers(site, "copy") == expected)
+    for bridge in bridges:
+        assert bridge.terminate() == 0
 
 
 def test_bridges_and_kafka_are_killed_under_load(site, kafka, topic):
