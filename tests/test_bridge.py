@@ -13,7 +13,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from harness.corpus import record, request
 from harness.kafka import Bridge, Kafka, needs_kafka
 from harness.kafka_bytes import produce_bytes
+from harness.network import Toxiproxy
 from harness.process import PATIENCE, eventually
+from harness.services import Buffer
 
 pytestmark = needs_kafka
 
@@ -70,6 +72,13 @@ def _send(kafka, topic: str, numbers: range) -> None:
     sender = _sender(kafka)
     for number in numbers:
         sender.produce(topic, json.dumps({"n": number}).encode(), key=str(number).encode())
+    assert sender.flush(4 * PATIENCE) == 0
+
+
+def _send_to(kafka, topic: str, partition: int, numbers: range) -> None:
+    sender = _sender(kafka)
+    for number in numbers:
+        sender.produce(topic, json.dumps({"n": number}).encode(), partition=partition)
     assert sender.flush(4 * PATIENCE) == 0
 
 
@@ -269,6 +278,88 @@ def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topi
     eventually("what is there", lambda: _numbers(site, topic) == expected)
 
 
+def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic):
+    _send_to(kafka, topic, 0, range(20))
+    bridge = _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0")
+    eventually("all", lambda: bridge.metric(READ) == 20)
+    bridge.send(signal.SIGSTOP)
+    _send_to(kafka, topic, 0, range(20, 40))
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 35)]).values():
+        deleted.result(PATIENCE)
+    _send_to(kafka, topic, 0, range(40, 45))
+    bridge.send(signal.SIGCONT)
+    expected = Counter([*range(20), *range(35, 45)])
+    eventually("what is there", lambda: _numbers(site, topic) == expected)
+    eventually("ready", bridge.ready)
+
+
+def test_a_partition_without_a_leader_does_not_hold_up_the_others(site, tmp_path):
+    kafka = Kafka(tmp_path, "first").format().up()
+    other = Kafka(tmp_path, "second", beside=kafka).format().up()
+    topic = "two-brokers"
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    # The group's own topic is on the broker that stays.
+    for name, nodes in (("__consumer_offsets", [kafka.node]), (topic, [other.node, kafka.node])):
+        wanted = NewTopic(name, len(nodes), replica_assignment=[[node] for node in nodes])
+        for made in admin.create_topics([wanted]).values():
+            made.result(PATIENCE)
+    _send_to(kafka, topic, 0, range(10))
+    other.kill()
+    _send_to(kafka, topic, 1, range(10, 20))
+    bridge = Bridge(site.directory, site.buffer, kafka, topic)
+    site.add(bridge).start()
+    expected = Counter(range(10, 20))
+    eventually("the other partition", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    assert f"the offsets of {topic}/0" in bridge.messages()
+    assert not bridge.ready()
+    other.up()
+    expected += Counter(range(10))
+    eventually("both partitions", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    eventually("ready", bridge.ready)
+    assert bridge.terminate() == 0
+    for broker in (other, kafka):
+        broker.kill()
+
+
+def test_a_rebalance_while_the_store_is_away(site, kafka, topic):
+    """The bridge has paused its partitions, and must read those that it gets back."""
+    proxy = site.add(Toxiproxy(site.directory)).up()
+    link = proxy.link("store", int(site.buffer.endpoint.rsplit(":", 1)[1]))
+    buffer = Buffer(site.buffer.url, link.url)
+    bridge = Bridge(site.directory, buffer, kafka, topic, "--memory-limit", "128MiB")
+    site.add(bridge).up()
+    eventually("partitions", lambda: bridge.metric("millpond_bridge_partitions") == 3)
+    link.silence()
+    sender, padding = _sender(kafka), "x" * 100_000
+    for number in range(500):
+        sender.produce(topic, json.dumps({"n": number, "padding": padding}).encode())
+    assert sender.flush(4 * PATIENCE) == 0
+    eventually("a pause", lambda: bridge.metric("millpond_bridge_paused") == 1)
+    settings = {"bootstrap.servers": kafka.address, "group.id": "millpond"}
+    other = Consumer(settings)
+    other.subscribe([topic])
+    eventually(
+        "a rebalance", lambda: other.poll(0.1) is not None or other.assignment(), 4 * PATIENCE
+    )
+    other.close()
+    link.restore()
+    expected = Counter(range(500))
+    eventually("all records", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    eventually("ready", bridge.ready)
+
+
+def test_a_topic_that_does_not_exist_yet(site, kafka, topic):
+    bridge = Bridge(site.directory, site.buffer, kafka, f"{topic},later")
+    site.add(bridge).start()
+    eventually("the reason", lambda: "a topic is missing: later" in bridge.messages())
+    assert not bridge.ready()
+    _create(kafka, "later")
+    _send(kafka, "later", range(5))
+    eventually("its records", lambda: _numbers(site, "later") == Counter(range(5)), 4 * PATIENCE)
+    eventually("ready", bridge.ready)
+
+
 @pytest.mark.parametrize(("place", "first"), [("latest", 100), ("committed", 50)])
 def test_where_a_topic_without_a_position_begins(site, kafka, place, first):
     topic = f"begins-{place}"
@@ -292,7 +383,9 @@ def test_where_a_topic_without_a_position_begins(site, kafka, place, first):
 def test_mistakes_are_named(site, kafka):
     for flags, says in (
         (("--topics", "otlp.logs"), "topic otlp.logs: stream otlp.logs is for OTLP"),
+        (("--topics", "bridge.rejected"), "stream bridge.rejected is for the records that"),
         (("--topics", "x", "--accept-gap", "x"), "use TOPIC/PARTITION"),
+        (("--topics", "x", "--skip-record", "x/1"), "use TOPIC/PARTITION/OFFSET"),
         (("--topics", "x", "--tls-ca", "ca.pem"), "--tls"),
     ):
         bridge = Bridge(site.directory, site.buffer, kafka, *flags[1:], name=f"bad-{flags[1]}")

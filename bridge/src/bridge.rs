@@ -30,13 +30,15 @@ use crate::headers::headers;
 use crate::metrics::{FailureLabels, Metrics, PartitionLabels, TopicLabels};
 use crate::partition::{Reading, reason};
 use crate::position::Positions;
-use crate::records::Batch;
+use crate::records::{Batch, REJECTED};
 
 /// The waits that `/readyz` shows.
 const KAFKA: &str = "waiting for Kafka";
 const POSITION: &str = "waiting for the store (positions)";
 const GAP: &str = "a partition is stopped";
 const NOT_COMMITTED: &str = "records are not committed";
+const PLACE: &str = "waiting for the place of a partition";
+const TOPIC: &str = "a topic is missing";
 
 /// The wait for a record when there is none.
 const POLL: Duration = Duration::from_millis(50);
@@ -46,6 +48,9 @@ const TAKEN_MAX: usize = 2_000;
 
 /// Time between two commits of offsets to Kafka, and between two updates of the lags.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between two questions about topics that Kafka does not have.
+const TOPICS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a member that loses its partitions waits for its messages. Not a rule: what lands later is the new member's
 /// refusal.
@@ -79,6 +84,17 @@ pub enum BridgeError {
     /// A position cannot be entered.
     #[error("{0}")]
     Position(String),
+    /// The brokers' address leads to another cluster now.
+    #[error(
+        "the brokers belong to cluster {now} now, and to {before} when the bridge started. Positions belong to a cluster: start the bridge \
+         again if it shall read {now}"
+    )]
+    OtherCluster {
+        /// The id at the start.
+        before: String,
+        /// The id now.
+        now: String,
+    },
 }
 
 /// Reads Kafka's topics until it is told to stop.
@@ -96,7 +112,7 @@ impl Bridge {
     /// # Errors
     /// A topic has no stream, or the security needs another build.
     pub fn new(
-        config: Config,
+        mut config: Config,
         store: Store,
         producer: Producer,
         environment: Arc<dyn millpond_runtime::Environment>,
@@ -106,11 +122,20 @@ impl Bridge {
             return Err(BridgeError::NoTls);
         }
         for topic in &config.topics {
-            config.routes.route(topic).map_err(|reason| BridgeError::Topic {
+            let route = config.routes.route(topic);
+            let is_own = route.as_ref().is_ok_and(|route| &**route.stream() == REJECTED);
+            let reason = match route {
+                Ok(_) if is_own => format!("stream {REJECTED} is for the records that the bridge rejects"),
+                Ok(_) => continue,
+                Err(reason) => reason,
+            };
+            return Err(BridgeError::Topic {
                 topic: topic.clone(),
                 reason,
-            })?;
+            });
         }
+        // What is in flight never waits for the producer's memory.
+        config.in_flight_bytes = config.in_flight_bytes.min(producer.budget().limit() / 2);
         Ok(Bridge {
             positions: Positions {
                 store,
@@ -133,14 +158,14 @@ impl Bridge {
         let client: ClientConfig = self.config.client();
         let consumer = BaseConsumer::from_config_and_context(&client, Context::default());
         let consumer = consumer.map_err(BridgeError::Client)?;
-        let topics: Vec<&str> = self.config.topics.iter().map(String::as_str).collect();
-        consumer.subscribe(&topics).map_err(BridgeError::Client)?;
         let environment = Arc::clone(&self.positions.environment);
+        let unseen = self.config.topics.clone();
         let (outcomes, ended) = mpsc::channel(OUTCOMES);
         let running = Loop {
             bridge: self,
             consumer,
             handle: Handle::current(),
+            cluster: String::new(),
             source: String::new(),
             readings: HashMap::new(),
             session: 0,
@@ -149,6 +174,8 @@ impl Bridge {
             outcomes,
             ended,
             reported_at: Instant::now(),
+            unseen,
+            looked_at: None,
             shutdown,
         };
         blocking::compute(&*environment, move || running.run()).await
@@ -173,6 +200,8 @@ struct Loop {
     consumer: BaseConsumer<Context>,
     handle: Handle,
     /// The id of Kafka's cluster.
+    cluster: String,
+    /// Its name in the buffer.
     source: String,
     readings: HashMap<Partition, Reading>,
     /// Counts the assignments.
@@ -182,7 +211,17 @@ struct Loop {
     outcomes: mpsc::Sender<Outcome>,
     ended: mpsc::Receiver<Outcome>,
     reported_at: Instant,
+    /// Topics that Kafka has not shown yet, and when it was asked.
+    unseen: Vec<String>,
+    looked_at: Option<Instant>,
     shutdown: CancellationToken,
+}
+
+impl Drop for Loop {
+    /// The end of librdkafka's client waits until the partitions are given back, on each way out of the loop.
+    fn drop(&mut self) {
+        self.consumer.context().close();
+    }
 }
 
 impl Loop {
@@ -190,9 +229,11 @@ impl Loop {
         if !self.meet_the_cluster() {
             return Ok(());
         }
+        let topics: Vec<&str> = self.bridge.config.topics.iter().map(String::as_str).collect();
+        self.consumer.subscribe(&topics).map_err(BridgeError::Client)?;
         while !self.shutdown.is_cancelled() {
             while let Some(change) = self.consumer.context().change() {
-                self.follow(change)?;
+                self.follow(change);
             }
             while let Ok(outcome) = self.ended.try_recv() {
                 self.end(&outcome);
@@ -200,9 +241,11 @@ impl Loop {
             self.read_again()?;
             self.throttle();
             self.poll();
+            self.check_cluster()?;
             self.submit();
             if self.reported_at.elapsed() >= REPORT_INTERVAL {
                 self.report(CommitMode::Async);
+                self.look_for_topics();
             }
         }
         self.stop();
@@ -212,20 +255,37 @@ impl Loop {
     /// Waits for the id of Kafka's cluster. Returns false if the bridge stops.
     fn meet_the_cluster(&mut self) -> bool {
         while !self.shutdown.is_cancelled() {
-            // A first poll would begin to join the group, and its partitions need the id.
-            if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(2)) {
+            if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(1)) {
                 self.bridge.readiness.goes_on(KAFKA);
-                self.source = self.bridge.config.source.clone().unwrap_or(id);
+                self.source = self.bridge.config.source.clone().unwrap_or_else(|| id.clone());
+                self.cluster = id;
                 return true;
             }
+            // Without a subscription there are only errors to take. A wrong password is one.
+            let polled = self
+                .consumer
+                .poll(Duration::from_millis(200))
+                .and_then(Result::err);
             let problem = self.consumer.context().problem();
+            let problem = problem.or_else(|| polled.map(|error| error.to_string()));
             let reason = problem.unwrap_or_else(|| "the brokers do not answer".to_owned());
             self.bridge.readiness.waits(KAFKA, reason, Level::Warn);
         }
         false
     }
 
-    fn follow(&mut self, change: Change) -> Result<(), BridgeError> {
+    /// Ends the bridge if its brokers belong to another cluster than at the start: its offsets mean other records.
+    fn check_cluster(&self) -> Result<(), BridgeError> {
+        match self.consumer.client().fetch_cluster_id(Duration::ZERO) {
+            Some(now) if now != self.cluster => Err(BridgeError::OtherCluster {
+                before: self.cluster.clone(),
+                now,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn follow(&mut self, change: Change) {
         match change {
             Change::Assigned(partitions) => self.take_over(&partitions),
             Change::Revoked => {
@@ -235,7 +295,6 @@ impl Loop {
                 if let Err(error) = self.consumer.unassign() {
                     tracing::warn!("Kafka's client keeps its partitions: {error}");
                 }
-                Ok(())
             }
         }
     }
@@ -245,7 +304,9 @@ impl Loop {
         metrics.lag.clear();
         metrics.stopped.clear();
         metrics.partitions.set(0);
-        self.bridge.readiness.goes_on(GAP);
+        for wait in [GAP, PLACE, NOT_COMMITTED] {
+            self.bridge.readiness.goes_on(wait);
+        }
         self.readings.clear();
     }
 
@@ -267,7 +328,10 @@ impl Loop {
             false => self.consumer.resume(&list),
         };
         match changed {
-            Ok(()) => self.is_paused = pauses,
+            Ok(()) => {
+                self.is_paused = pauses;
+                self.bridge.metrics.paused.set(pauses.into());
+            }
             Err(error) => tracing::debug!("partitions cannot be paused or resumed: {error}"),
         }
     }
@@ -294,10 +358,7 @@ impl Loop {
                     }
                 }
                 Some(Err(error)) => {
-                    lost |= matches!(
-                        error.rdkafka_error_code(),
-                        Some(RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange)
-                    );
+                    lost |= error.rdkafka_error_code().is_some_and(has_skipped);
                     bridge.readiness.waits(KAFKA, error, Level::Warn);
                     break;
                 }
@@ -334,6 +395,7 @@ impl Loop {
             return false;
         };
         let numbered = reading.numbered(&batch);
+        let from = batch.from;
         let (cost, to, read) = (batch.payload.len() + MESSAGE_COST, batch.to, batch.read);
         let (bytes, is_rejected) = (batch.payload.len() as u64, batch.is_rejected);
         let append = Append {
@@ -348,7 +410,7 @@ impl Loop {
             Ok(submitted) => submitted,
             Err(error) => {
                 let of = &reading.of;
-                let reason = format!("{of}, offset {}: {error}", reading.committed);
+                let reason = format!("{of}, offsets {from} to {}: {error}", to - 1);
                 self.bridge.readiness.waits(NOT_COMMITTED, reason, Level::Warn);
                 reading.fail(Instant::now());
                 return false;
@@ -454,6 +516,33 @@ impl Loop {
         }
     }
 
+    /// A topic that does not exist has no partitions, so nothing else would show that it is missing.
+    fn look_for_topics(&mut self) {
+        if self.looked_at.is_some_and(|at| at.elapsed() < TOPICS_INTERVAL) {
+            return;
+        }
+        let mut missing = None;
+        let client = self.consumer.client();
+        self.unseen.retain(|topic| {
+            let Ok(found) = client.fetch_metadata(Some(topic), Duration::from_secs(1)) else {
+                return true;
+            };
+            let [found] = found.topics() else { return true };
+            let reason = match found.error() {
+                Some(error) => RDKafkaErrorCode::from(error).to_string(),
+                None if found.partitions().is_empty() => "it has no partitions".to_owned(),
+                None => return false,
+            };
+            missing = Some(format!("{topic}: {reason}. Create it, or correct --topics"));
+            true
+        });
+        match missing {
+            Some(reason) => self.bridge.readiness.waits(TOPIC, reason, Level::Warn),
+            None => self.bridge.readiness.goes_on(TOPIC),
+        }
+        self.looked_at = (!self.unseen.is_empty()).then(Instant::now);
+    }
+
     fn wait_for_outcomes(&mut self, most: Duration) {
         let until = Instant::now() + most;
         while self.in_flight_bytes > 0 {
@@ -468,10 +557,22 @@ impl Loop {
     /// Commits what was read, and leaves the group.
     fn stop(&mut self) {
         self.wait_for_outcomes(self.bridge.config.grace);
-        self.report(CommitMode::Sync);
         // The end of the client leaves the group.
-        self.consumer.context().close();
+        self.report(CommitMode::Sync);
     }
+}
+
+/// Returns true for errors after which librdkafka's place is not where the last record ended.
+fn has_skipped(error: RDKafkaErrorCode) -> bool {
+    matches!(
+        error,
+        RDKafkaErrorCode::AutoOffsetReset
+            | RDKafkaErrorCode::OffsetOutOfRange
+            | RDKafkaErrorCode::NotImplemented
+            | RDKafkaErrorCode::BadMessage
+            | RDKafkaErrorCode::BadCompression
+            | RDKafkaErrorCode::InvalidMessage
+    )
 }
 
 /// Adds a record to its partition's messages.

@@ -83,9 +83,23 @@ impl Config {
                 "heartbeat.interval.ms",
                 (self.session_timeout.as_millis() / 4).clamp(1, 3_000).to_string(),
             )
-            .set("queued.max.messages.kbytes", (ahead >> 10).to_string())
-            .set("fetch.message.max.bytes", (1 << 20).to_string())
-            .set("fetch.max.bytes", ahead.to_string())
+            .set(
+                "max.poll.interval.ms",
+                (self.session_timeout.as_millis() * 2).max(300_000).to_string(),
+            )
+            // New partitions, and topics that did not exist, are found this soon.
+            .set("topic.metadata.refresh.interval.ms", "30000")
+            .set(
+                "queued.max.messages.kbytes",
+                (ahead >> 10).min(2_097_151).to_string(),
+            )
+            .set("queued.min.messages", "10000")
+            // Of each broker, compressed: a response is decompressed as a whole. librdkafka raises both for a larger batch.
+            .set("fetch.message.max.bytes", (256 << 10).to_string())
+            .set(
+                "fetch.max.bytes",
+                (ahead / 16).clamp(1 << 20, 1 << 30).to_string(),
+            )
             .set("statistics.interval.ms", "2000")
             .set("reconnect.backoff.max.ms", "2000");
         self.security.apply(&mut client);

@@ -32,6 +32,7 @@ pub(crate) struct Metrics {
     pub(crate) rebalances: Counter,
     pub(crate) partitions: Gauge,
     pub(crate) in_flight: Gauge,
+    pub(crate) paused: Gauge,
     pub(crate) lag: Family<PartitionLabels, Gauge>,
     pub(crate) stopped: Family<PartitionLabels, Gauge>,
 }
@@ -46,6 +47,7 @@ impl Metrics {
             rebalances: Counter::default(),
             partitions: Gauge::default(),
             in_flight: Gauge::default(),
+            paused: Gauge::default(),
             lag: Family::default(),
             stopped: Family::default(),
         };
@@ -87,6 +89,11 @@ impl Metrics {
             "Size of the records that are read and not committed yet",
             Unit::Bytes,
             m.in_flight.clone(),
+        );
+        registry.register(
+            "paused",
+            "1 while the bridge reads nothing because much is in flight",
+            m.paused.clone(),
         );
         registry.register(
             "lag_records",

@@ -29,6 +29,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    /// A partition whose place is not known yet.
     pub(crate) fn new(of: Arc<SourcePartition>, client: ClientId, batches: Batches) -> Reading {
         Reading {
             of,
@@ -36,7 +37,7 @@ impl Reading {
             committed: batches.position(),
             batches,
             in_flight: 0,
-            failed: false,
+            failed: true,
             pause: PAUSE_MIN,
             again_at: None,
         }
@@ -137,7 +138,10 @@ mod tests {
             partition: 0,
             stream: "orders".into(),
         };
-        Reading::new(Arc::new(of), ClientId([1; 16]), batches(5))
+        let mut reading = Reading::new(Arc::new(of), ClientId([1; 16]), batches(0));
+        assert!(reading.is_due(Instant::now()) && !reading.takes_records());
+        reading.restart(batches(5));
+        reading
     }
 
     #[tokio::test]

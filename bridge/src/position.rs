@@ -14,7 +14,7 @@ use millpond_storage::Store;
 const ATTEMPTS: usize = 20;
 
 /// A position that the manifest has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     /// Claims on other incarnations are void.
     pub(crate) incarnation: u64,
@@ -51,6 +51,9 @@ pub(crate) enum PositionError {
         /// The last attempt.
         reason: String,
     },
+    /// The store is asked again later.
+    #[error("the store does not answer")]
+    NoAnswer,
     /// The manifest refuses the row.
     #[error("the position of {of} cannot be entered: {refusal}")]
     Refused {
@@ -73,6 +76,14 @@ pub(crate) enum PositionError {
 }
 
 impl PositionError {
+    /// Returns true if the shard takes no further partition.
+    pub(crate) fn is_full(&self) -> bool {
+        let PositionError::Refused { refusal, .. } = self else {
+            return false;
+        };
+        *refusal == SourceRefusal::Full
+    }
+
     /// Returns true if only an operator can help.
     pub(crate) fn is_final(&self) -> bool {
         matches!(

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -267,6 +268,8 @@ impl KafkaArgs {
         millpond_producer::Config {
             linger: self.linger.0,
             memory_limit: self.memory_limit.bytes() / 2,
+            // A record that finds no room is read again later: the loop must not wait.
+            max_wait: Duration::ZERO,
             shard: Some(self.shard),
             shards_when_created: 1.max(self.shard.saturating_add(1)),
             ..millpond_producer::Config::default()

@@ -56,17 +56,25 @@ def produce_lines(address: str, topic: str, lines: list[str], settings: dict[str
 
 
 class Kafka(Service):
-    """A single broker that is also the controller; it creates topics as they are used. `other`
-    settings have underscores for dots."""
+    """A broker that is also the controller, or one `beside` it; it creates topics as they are used.
+    `other` settings have underscores for dots."""
 
-    def __init__(self, directory: Path, name: str = "kafka", **other: object) -> None:
+    def __init__(
+        self, directory: Path, name: str = "kafka", beside: Kafka | None = None, **other: object
+    ) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        listeners = f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{free_port()}"
+        self.node = beside.node + 1 if beside else 1
+        self._controller = beside._controller if beside else f"127.0.0.1:{free_port()}"
+        self._cluster = beside._cluster if beside else uuid.uuid4()
+        listeners = f"PLAINTEXT://{self.address}"
+        if not beside:
+            listeners += f",CONTROLLER://{self._controller}"
+        self._role = "--no-initial-controllers" if beside else "--standalone"
         settings = {
-            "process.roles": "broker,controller",
-            "node.id": 1,
-            "controller.quorum.bootstrap.servers": listeners.rsplit("//", 1)[1],
+            "process.roles": "broker" if beside else "broker,controller",
+            "node.id": self.node,
+            "controller.quorum.bootstrap.servers": self._controller,
             "listeners": listeners,
             "advertised.listeners": listeners,
             "controller.listener.names": "CONTROLLER",
@@ -91,8 +99,8 @@ class Kafka(Service):
 
     def format(self) -> Kafka:
         """Prepares the data directory of a new broker."""
-        tool_class, cluster = "kafka.tools.StorageTool", uuid.uuid4()
-        _run(tool_class, "format", "--standalone", "-t", cluster, "-c", self._settings)
+        flags = (self._role, "-t", self._cluster, "-c", self._settings)
+        _run("kafka.tools.StorageTool", "format", *flags)
         return self
 
     def until_ready(self, timeout: float = 4 * PATIENCE) -> Service:

@@ -7,10 +7,10 @@ use millpond_manifest::{ClientId, Manifest, SourcePartition};
 use millpond_runtime::Level;
 use rdkafka::Offset;
 use rdkafka::consumer::Consumer;
-use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
+use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::time::Instant;
 
-use super::{BridgeError, GAP, KAFKA, Loop, NOT_COMMITTED, POSITION, signed, unsigned};
+use super::{BridgeError, GAP, Loop, NOT_COMMITTED, PLACE, POSITION, signed, unsigned};
 use crate::client::Partition;
 use crate::config::From;
 use crate::metrics::PartitionLabels;
@@ -18,8 +18,14 @@ use crate::partition::Reading;
 use crate::position::{Position, PositionError};
 use crate::records::Batches;
 
-/// The wait for an answer of Kafka.
-const ANSWER: Duration = Duration::from_secs(10);
+/// The wait for an answer of Kafka about a partition.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// The wait for an answer of the store.
+const STORE_ANSWER: Duration = Duration::from_secs(10);
+
+/// The time to look for places between two polls.
+const PLACING_MAX: Duration = Duration::from_secs(1);
 
 /// Where a partition is read.
 enum Place {
@@ -29,61 +35,117 @@ enum Place {
 }
 
 impl Loop {
-    /// Begins to read partitions at their positions in the manifest.
-    pub(super) fn take_over(&mut self, partitions: &[Partition]) -> Result<(), BridgeError> {
+    /// Takes note of the group's assignment. Each partition is read as soon as its place is known, so one without an answer does
+    /// not hold up the others, and the group is answered at once.
+    pub(super) fn take_over(&mut self, partitions: &[Partition]) {
         self.forget_partitions();
         self.session += 1;
         self.bridge.metrics.rebalances.inc();
-        while !self.shutdown.is_cancelled() {
-            match self.handle.block_on(self.bridge.positions.manifest()) {
-                Ok(manifest) => {
-                    self.bridge.readiness.goes_on(POSITION);
-                    if self.place_all(&manifest, partitions)? {
-                        break;
-                    }
-                }
-                Err(error) => self.wait(POSITION, &error.to_string()),
+        for partition in partitions {
+            let client = self.bridge.positions.environment.random_u128().to_be_bytes();
+            if let Some(batches) = self.batches(partition, Position::default()) {
+                let reading = Reading::new(self.of(partition), ClientId(client), batches);
+                self.readings.insert(partition.clone(), reading);
             }
         }
+        self.assign();
+        tracing::info!("the group assigns {} partitions", partitions.len());
+    }
+
+    /// Finds the places of partitions that are new, or whose messages were not committed, and reads them from there.
+    pub(super) fn read_again(&mut self) -> Result<(), BridgeError> {
+        let now = Instant::now();
+        let due = self.readings.iter().filter(|(_, reading)| reading.is_due(now));
+        let due: Vec<Partition> = due.map(|(partition, _)| partition.clone()).collect();
+        if due.is_empty() {
+            return Ok(());
+        }
+        let Some(manifest) = self.ask_store(self.bridge.positions.manifest())? else {
+            self.postpone(&due);
+            return Ok(());
+        };
+        let mut has_changed = false;
+        for partition in due {
+            // The group takes a member that does not poll for dead, and the others wait for their messages.
+            if now.elapsed() >= PLACING_MAX || self.shutdown.is_cancelled() {
+                break;
+            }
+            match self.place(&manifest, &partition)? {
+                Some(Place::At(position)) => has_changed |= self.restart(&partition, position),
+                Some(Place::Stopped) => self.give_up(&partition),
+                None => self.postpone(&[partition]),
+            }
+        }
+        if has_changed {
+            self.assign();
+        }
+        if self.readings.values().all(Reading::takes_records) {
+            self.bridge.readiness.goes_on(NOT_COMMITTED);
+            self.bridge.readiness.goes_on(PLACE);
+        }
+        Ok(())
+    }
+
+    fn restart(&mut self, partition: &Partition, position: Position) -> bool {
+        let batches = self.batches(partition, position);
+        let (Some(reading), Some(batches)) = (self.readings.get_mut(partition), batches) else {
+            return false;
+        };
+        tracing::info!("reads {} from offset {position}", reading.of);
+        reading.restart(batches);
+        true
+    }
+
+    fn give_up(&mut self, partition: &Partition) {
+        self.readings.remove(partition);
+        let metrics = &self.bridge.metrics;
+        let labels = PartitionLabels {
+            topic: partition.0.clone(),
+            partition: partition.1,
+        };
+        metrics.lag.remove(&labels);
+        metrics.stopped.get_or_create(&labels).set(1);
+    }
+
+    fn postpone(&mut self, partitions: &[Partition]) {
+        let now = Instant::now();
+        for partition in partitions {
+            if let Some(reading) = self.readings.get_mut(partition) {
+                reading.postpone(now);
+            }
+        }
+    }
+
+    /// Has librdkafka read the partitions that take records, each from its next record on. It knows no other way to move one
+    /// whose offset was out of range: a seek fails there.
+    fn assign(&mut self) {
         let mut list = TopicPartitionList::new();
         for ((topic, partition), reading) in &self.readings {
-            let offset = Offset::Offset(signed(reading.committed));
+            if !reading.takes_records() {
+                continue;
+            }
+            let offset = Offset::Offset(signed(reading.batches.position()));
             // The number of a partition comes from Kafka.
             let added = list.add_partition_offset(topic, partition.cast_signed(), offset);
             if let Err(error) = added {
                 tracing::error!("{} cannot be read: {error}", reading.of);
             }
         }
-        if let Err(error) = self.consumer.assign(&list) {
-            tracing::warn!("Kafka's client does not take its partitions: {error}");
-        }
+        // librdkafka keeps the pause of a partition from one assignment to the next.
+        let assigned = self
+            .consumer
+            .assign(&list)
+            .and_then(|()| self.consumer.resume(&list));
         self.is_paused = false;
-        self.bridge
-            .metrics
-            .partitions
-            .set(i64::try_from(self.readings.len()).unwrap_or(i64::MAX));
-        tracing::info!("reads {} partitions", self.readings.len());
-        Ok(())
-    }
-
-    /// Finds the positions of all partitions. Returns false if an answer is missing.
-    fn place_all(&mut self, manifest: &Manifest, partitions: &[Partition]) -> Result<bool, BridgeError> {
-        for partition in partitions {
-            if self.readings.contains_key(partition) {
-                continue;
-            }
-            let Some(place) = self.place(manifest, partition)? else {
-                return Ok(false);
-            };
-            let Place::At(position) = place else { continue };
-            let of = self.of(partition);
-            let client = self.bridge.positions.environment.random_u128().to_be_bytes();
-            if let Some(batches) = self.batches(partition, position) {
-                let reading = Reading::new(of, ClientId(client), batches);
-                self.readings.insert(partition.clone(), reading);
-            }
+        self.bridge.metrics.paused.set(0);
+        if let Err(error) = assigned {
+            let reason = format!("Kafka's client does not take its partitions: {error}");
+            self.bridge.readiness.waits(PLACE, reason, Level::Warn);
+            let now = Instant::now();
+            self.readings.values_mut().for_each(|reading| reading.fail(now));
         }
-        Ok(true)
+        let count = i64::try_from(list.count()).unwrap_or(i64::MAX);
+        self.bridge.metrics.partitions.set(count);
     }
 
     fn batches(&self, (topic, partition): &Partition, position: Position) -> Option<Batches> {
@@ -121,15 +183,13 @@ impl Loop {
         let (low, high) = match watermarks {
             Ok((low, high)) => (unsigned(low), unsigned(high)),
             Err(error) => {
-                self.wait(KAFKA, &format!("offsets of {topic}/{number}: {error}"));
+                self.waits(&format!("the offsets of {topic}/{number}: {error}"));
                 return Ok(None);
             }
         };
-        self.bridge.readiness.goes_on(KAFKA);
         let of = self.of(partition);
         let positions = &self.bridge.positions;
-        let found = self.handle.block_on(positions.find(manifest, &of));
-        let Some(found) = self.answered(found)? else {
+        let Some(found) = self.ask_store(positions.find(manifest, &of))? else {
             return Ok(None);
         };
         let position = match found {
@@ -138,7 +198,13 @@ impl Loop {
                 let Some(start) = self.start(partition, low, high) else {
                     return Ok(None);
                 };
-                let begun = self.handle.block_on(positions.begin(&of, start));
+                let begun = self.handle.block_on(self.in_time(positions.begin(&of, start)));
+                if let Err(full) = &begun
+                    && full.is_full()
+                {
+                    self.bridge.readiness.waits(GAP, full, Level::Error);
+                    return Ok(Some(Place::Stopped));
+                }
                 let Some(position) = self.answered(begun)? else {
                     return Ok(None);
                 };
@@ -167,17 +233,9 @@ impl Loop {
                  topic was made again. To continue at {low}, use --accept-gap {topic}/{number}"
             );
             self.bridge.readiness.waits(GAP, &reason, Level::Error);
-            let labels = PartitionLabels {
-                topic: topic.clone(),
-                partition: *number,
-            };
-            self.bridge.metrics.stopped.get_or_create(&labels).set(1);
             return Ok(Some(Place::Stopped));
         }
-        let jumped = self
-            .handle
-            .block_on(self.bridge.positions.jump(of, position, low));
-        let Some(at) = self.answered(jumped)? else {
+        let Some(at) = self.ask_store(self.bridge.positions.jump(of, position, low))? else {
             return Ok(None);
         };
         tracing::warn!("{of}: continues at offset {at} instead of {position}, as --accept-gap allows");
@@ -193,13 +251,17 @@ impl Loop {
             From::Committed => {
                 let mut list = TopicPartitionList::new();
                 list.add_partition(topic, number.cast_signed());
-                match self.consumer.committed_offsets(list, ANSWER) {
-                    Ok(list) => match list.elements().first().map(TopicPartitionListElem::offset) {
-                        Some(Offset::Offset(offset)) => Some(unsigned(offset)),
-                        _ => Some(low),
-                    },
+                let found = self.consumer.committed_offsets(list, ANSWER);
+                // An error of the partition is no answer: the row that follows from it would stay.
+                let offset = found.and_then(|list| match list.elements().first() {
+                    Some(element) => element.error().map(|()| element.offset()),
+                    None => Ok(Offset::Invalid),
+                });
+                match offset {
+                    Ok(Offset::Offset(offset)) => Some(unsigned(offset)),
+                    Ok(_) => Some(low),
                     Err(error) => {
-                        self.wait(KAFKA, &format!("committed offset of {topic}/{number}: {error}"));
+                        self.waits(&format!("the committed offset of {topic}/{number}: {error}"));
                         None
                     }
                 }
@@ -207,96 +269,41 @@ impl Loop {
         }
     }
 
-    /// Passes on what the store said. `None`: it said nothing usable, and the caller tries again.
+    /// Asks the store. `None`: it said nothing usable, and the caller tries again.
+    fn ask_store<T>(
+        &self,
+        question: impl Future<Output = Result<T, PositionError>>,
+    ) -> Result<Option<T>, BridgeError> {
+        self.answered(self.handle.block_on(self.in_time(question)))
+    }
+
+    /// Gives up a question to the store early enough for the group.
+    async fn in_time<T>(
+        &self,
+        question: impl Future<Output = Result<T, PositionError>>,
+    ) -> Result<T, PositionError> {
+        tokio::select! {
+            biased;
+            () = self.shutdown.cancelled() => Err(PositionError::NoAnswer),
+            answer = tokio::time::timeout(STORE_ANSWER, question) => answer.unwrap_or(Err(PositionError::NoAnswer)),
+        }
+    }
+
     fn answered<T>(&self, answer: Result<T, PositionError>) -> Result<Option<T>, BridgeError> {
         match answer {
-            Ok(answer) => Ok(Some(answer)),
+            Ok(answer) => {
+                self.bridge.readiness.goes_on(POSITION);
+                Ok(Some(answer))
+            }
             Err(error) if error.is_final() => Err(BridgeError::Position(error.to_string())),
             Err(error) => {
-                self.wait(POSITION, &error.to_string());
+                self.bridge.readiness.waits(POSITION, error, Level::Warn);
                 Ok(None)
             }
         }
     }
 
-    /// Shows a wait, and waits a little.
-    fn wait(&self, what: &str, reason: &str) {
-        self.bridge.readiness.waits(what, reason, Level::Warn);
-        self.handle.block_on(async {
-            tokio::select! {
-                biased;
-                () = self.shutdown.cancelled() => {}
-                () = tokio::time::sleep(Duration::from_millis(200)) => {}
-            }
-        });
-    }
-
-    /// Reads partitions again from the manifest's positions after a message was not committed.
-    pub(super) fn read_again(&mut self) -> Result<(), BridgeError> {
-        let now = Instant::now();
-        let due: Vec<Partition> = self
-            .readings
-            .iter()
-            .filter(|(_, reading)| reading.is_due(now))
-            .map(|(partition, _)| partition.clone())
-            .collect();
-        if due.is_empty() {
-            return Ok(());
-        }
-        let manifest = match self.handle.block_on(self.bridge.positions.manifest()) {
-            Ok(manifest) => manifest,
-            Err(error) => {
-                self.bridge.readiness.waits(POSITION, error, Level::Warn);
-                due.iter()
-                    .filter_map(|partition| self.readings.get_mut(partition).map(|it| it.postpone(now)))
-                    .for_each(drop);
-                return Ok(());
-            }
-        };
-        self.bridge.readiness.goes_on(POSITION);
-        for partition in due {
-            let placed = self.place(&manifest, &partition)?;
-            self.seek(&partition, placed.as_ref());
-        }
-        if self.readings.values().all(Reading::takes_records) {
-            self.bridge.readiness.goes_on(NOT_COMMITTED);
-        }
-        Ok(())
-    }
-
-    fn seek(&mut self, partition: &Partition, placed: Option<&Place>) {
-        let now = Instant::now();
-        let position = match placed {
-            Some(Place::At(position)) => *position,
-            Some(Place::Stopped) => {
-                self.readings.remove(partition);
-                return;
-            }
-            None => {
-                if let Some(reading) = self.readings.get_mut(partition) {
-                    reading.postpone(now);
-                }
-                return;
-            }
-        };
-        let (topic, number) = partition;
-        let offset = Offset::Offset(signed(position.next));
-        let sought = self.consumer.seek(topic, number.cast_signed(), offset, ANSWER);
-        let batches = self.batches(partition, position);
-        let Some(reading) = self.readings.get_mut(partition) else {
-            return;
-        };
-        match (sought, batches) {
-            (Ok(()), Some(batches)) => {
-                tracing::info!("reads {} again from offset {position}", reading.of);
-                reading.restart(batches);
-            }
-            (Err(error), _) => {
-                // The group may have given it to another member meanwhile.
-                tracing::debug!("{} cannot seek: {error}", reading.of);
-                reading.postpone(now);
-            }
-            (_, None) => reading.postpone(now),
-        }
+    fn waits(&self, reason: &str) {
+        self.bridge.readiness.waits(PLACE, reason, Level::Warn);
     }
 }
