@@ -295,7 +295,8 @@ def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic
 
 
 def test_a_partition_without_a_leader_does_not_hold_up_the_others(site, tmp_path):
-    kafka = Kafka(tmp_path, "first").format().up()
+    # A broker that was killed is let in again after this time.
+    kafka = Kafka(tmp_path, "first", broker_session_timeout_ms=6_000).format().up()
     other = Kafka(tmp_path, "second", beside=kafka).format().up()
     topic = "two-brokers"
     admin = AdminClient({"bootstrap.servers": kafka.address})
