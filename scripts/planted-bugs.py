@@ -512,6 +512,13 @@ CATCHERS = {
         ),
     ],
     "resolved-too-early": [model(PRODUCERS, UNKNOWN)],
+    "old-state-disproves": [
+        Catcher(
+            "producer/tests/all/scripts.rs",
+            "the_scripts_lead_to_what_they_say",
+            "the group must not change",
+        )
+    ],
     "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],
     "group-grows-after-mismatch": [
         Catcher(

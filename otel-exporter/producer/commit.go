@@ -169,7 +169,7 @@ func (c *commitState) next(group group, draw drawer) step {
 
 // read reports a manifest that was read. nil: there is none.
 func (c *commitState) read(found *manifest.Snapshot) news {
-	if c.doubt != resolved && found != nil && c.unresolved.expected != found.Version && c.unresolved.isDisproved(found.State) {
+	if c.doubt != resolved && found != nil && c.unresolved.isDisproved(found.State) {
 		c.resolve()
 	}
 	metAnother := c.knows == outdated && (found == nil || found.Version != c.known.Version)
@@ -310,7 +310,7 @@ func (c *commitState) commit(group group, draw drawer) step {
 		names[i] = group.segments[i].Segment
 	}
 	expected := c.known.Version
-	attempt := &attempt{expected, c.last + 1, claims, commit.FirstSequence, names}
+	attempt := &attempt{c.known.State.Stamp.Version, c.last + 1, claims, commit.FirstSequence, names}
 	return swapStep{&expected, commit.State.Certified(c.producer, c.certificate).Stamped(draw.nonce()), attempt}
 }
 

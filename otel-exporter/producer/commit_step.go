@@ -16,8 +16,8 @@ import (
 // or the write never happened and never will. A refusal proves no more than a lost answer: if a proxy repeats a
 // request, the store refuses the second copy because the first landed.
 type attempt struct {
-	expected storage.Version
-	number   uint64 // of this producer's own records
+	version uint64 // counts the states: of the one that the swap replaces
+	number  uint64 // of this producer's own records
 	// The claims of everybody whose records are in the segments. This producer's claim is the first one, unless the commit
 	// has none of its records.
 	claims        []manifest.Claim
@@ -33,10 +33,11 @@ func (a *attempt) own(producer manifest.ProducerID) []ulid.ULID {
 	return a.segments[a.claims[0].Start:a.claims[0].End]
 }
 
-// isDisproved reports whether this state, which is not the one that the attempt replaces, proves that it did not land.
-// A commit enters all of its claims or none, so any of them is proof.
+// isDisproved reports whether this state proves that the attempt did not land and never will. A commit enters all of its
+// claims or none, so any of them is proof, in a later state than the one that the attempt replaces. An earlier one, from a
+// store that shows old states again, says nothing.
 func (a *attempt) isDisproved(state *manifest.Manifest) bool {
-	return slices.ContainsFunc(a.claims, func(claim manifest.Claim) bool {
+	return state.Stamp.Version > a.version && slices.ContainsFunc(a.claims, func(claim manifest.Claim) bool {
 		row, there := state.Producer(claim.Producer)
 		return there && row.Commit < claim.First
 	})

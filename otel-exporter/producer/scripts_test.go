@@ -102,6 +102,7 @@ type scriptHeld struct {
 
 type scriptWorld struct {
 	stored     *manifest.Manifest
+	kept       *manifest.Manifest // an earlier state, which the store may show again
 	draw       scriptDraw
 	commits    commitState
 	readsFirst readsFirst
@@ -155,7 +156,12 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 	case "next":
 		return w.next()
 	case "read":
-		return w.hear("read", w.commits.read(w.snapshot()))
+		if len(arguments) > 0 {
+			return w.hear("read the kept state", w.commits.read(snapshotOf(w.kept)))
+		}
+		return w.hear("read", w.commits.read(snapshotOf(w.stored)))
+	case "keep":
+		w.kept = w.stored
 	case "store":
 		w.commits.stored(arguments[0] == "succeeds")
 	case "swap":
@@ -200,11 +206,11 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 	return ""
 }
 
-func (w *scriptWorld) snapshot() *manifest.Snapshot {
-	if w.stored == nil {
+func snapshotOf(state *manifest.Manifest) *manifest.Snapshot {
+	if state == nil {
 		return nil
 	}
-	return &manifest.Snapshot{State: w.stored, Version: versionOf(w.stored)}
+	return &manifest.Snapshot{State: state, Version: versionOf(state)}
 }
 
 func versionOf(state *manifest.Manifest) storage.Version {
@@ -412,7 +418,7 @@ func (w *scriptWorld) swap(outcome string) string {
 	var found *manifest.Snapshot
 	text := map[storage.Outcome]string{storage.Mismatch: "refused", storage.Unknown: "unknown"}[answer]
 	if answer == storage.Committed {
-		text, found = "committed", w.snapshot()
+		text, found = "committed", snapshotOf(w.stored)
 	}
 	return w.hear(text, w.commits.swapped(answer, found))
 }

@@ -78,12 +78,12 @@ enum Known<S, V> {
 /// either the table shows the commit, or the write never happened and never will. A refusal proves no more than a lost
 /// answer: if a proxy repeats a request, the store refuses the second copy because the first landed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Unresolved<V> {
+enum Unresolved {
     Nothing,
     /// The store has not answered.
-    Unknown(Attempt<V>),
+    Unknown(Attempt),
     /// The store refused the swap.
-    Refused(Attempt<V>),
+    Refused(Attempt),
 }
 
 /// The page of a full tail, before the manifest refers to it.
@@ -107,7 +107,7 @@ pub struct Commits<S: Found> {
     /// The number of this producer's last commit.
     last: u64,
     known: Known<S, S::Version>,
-    unresolved: Unresolved<S::Version>,
+    unresolved: Unresolved,
     /// The records of the next number were sent to another producer, which may commit them.
     forwarded: bool,
     /// The held claims that were there before the manifest was last read. What it lacks says nothing about later ones.
@@ -190,7 +190,7 @@ impl<S: Found> Commits<S> {
     }
 
     /// The commit with an unknown outcome, and true if the store answered that it refused the swap.
-    pub fn unresolved(&self) -> Option<(&Attempt<S::Version>, bool)> {
+    pub fn unresolved(&self) -> Option<(&Attempt, bool)> {
         match &self.unresolved {
             Unresolved::Nothing => None,
             Unresolved::Unknown(attempt) => Some((attempt, false)),
@@ -393,7 +393,7 @@ impl<S: Found> Commits<S> {
         let (Some((attempt, _)), Some(found)) = (self.unresolved(), found) else {
             return;
         };
-        if found.version() != attempt.expected && attempt.is_disproved(found.manifest()) {
+        if attempt.is_disproved(found.manifest()) {
             self.unresolved = Unresolved::Nothing;
         }
     }
@@ -490,7 +490,7 @@ impl<S: Found> Commits<S> {
                     expected: Some(found.version()),
                     next: Box::new(self.in_office(*next, group).stamped(draw.nonce())),
                     attempt: Some(Attempt {
-                        expected: found.version(),
+                        version: found.manifest().stamp.version,
                         number: self.last + 1,
                         claims,
                         first_sequence,

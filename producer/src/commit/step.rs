@@ -34,9 +34,9 @@ impl<'a> Group<'a> {
 
 /// A commit whose swap was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Attempt<V> {
-    /// The version that the swap replaces.
-    pub expected: V,
+pub struct Attempt {
+    /// The number of the state that the swap replaces. Each state that replaces another one has a larger number.
+    pub version: u64,
     /// The number of this producer's own records.
     pub number: u64,
     /// The claims of everybody whose records are in the segments. This producer's claim is the first one, unless the
@@ -50,16 +50,20 @@ pub struct Attempt<V> {
     pub at_ms: u64,
 }
 
-impl<V> Attempt<V> {
+impl Attempt {
     /// The names of the segments with records of this producer.
     pub(super) fn own(&self, producer: ProducerId) -> &[Ulid] {
         let claim = self.claims.first().filter(|claim| claim.producer == producer);
         claim.map_or(&[], |claim| &self.segments[claim.segments.clone()])
     }
 
-    /// Returns true if this state, which is not the one that the attempt replaces, proves that it did not land. A commit
-    /// enters all of its claims or none, so any of them is proof.
+    /// Returns true if this state proves that the attempt did not land and never will. A commit enters all of its claims or
+    /// none, so any of them is proof, in a later state than the one that the attempt replaces. An earlier one, from a store
+    /// that shows old states again, says nothing.
     pub(super) fn is_disproved(&self, state: &Manifest) -> bool {
+        if state.stamp.version <= self.version {
+            return false;
+        }
         self.claims.iter().any(|claim| {
             let row = state.producer(claim.producer);
             row.is_some_and(|row| row.commit < claim.first)
@@ -145,7 +149,7 @@ pub struct Swap<V> {
     /// The state to write.
     pub next: Box<Manifest>,
     /// The commit that the swap carries. `None`: it registers the producer.
-    pub attempt: Option<Attempt<V>>,
+    pub attempt: Option<Attempt>,
 }
 
 /// The first segments of the group are in the log.

@@ -82,6 +82,8 @@ struct World {
     held: Vec<Held>,
     sent: Option<Swap<u64>>,
     late: Option<Swap<u64>>,
+    /// An earlier state of the manifest, which the store may show again.
+    kept: Option<Manifest>,
 }
 
 impl World {
@@ -100,6 +102,7 @@ impl World {
             held: Vec::new(),
             sent: None,
             late: None,
+            kept: None,
         }
     }
 
@@ -131,6 +134,11 @@ impl World {
             ("read", []) => {
                 let news = self.commits.read(self.stored.clone().map(Stored));
                 return self.hear("read", news);
+            }
+            ("keep", []) => self.kept = self.stored.clone(),
+            ("read", ["kept"]) => {
+                let news = self.commits.read(self.kept.clone().map(Stored));
+                return self.hear("read the kept state", news);
             }
             ("store", [result]) => self.commits.stored(*result == "succeeds"),
             ("swap", [outcome]) => return self.swap(outcome),
