@@ -2,7 +2,7 @@
 //! fetches nor writes.
 
 use crate::metrics::InStage;
-use crate::sink::{Batch, Cut, Sink, SinkError};
+use crate::sink::{Batch, Cut, Opened, Sink, SinkError};
 use crate::trace::Step;
 use millpond_manifest::BatchingPolicy;
 use millpond_runtime::{Environment, blocking};
@@ -16,6 +16,7 @@ use tokio::time::Instant;
 pub(crate) struct Decode {
     pub(crate) sink: Arc<dyn Sink>,
     pub(crate) batch: Arc<Batch>,
+    pub(crate) opened: Opened,
     pub(crate) policy: BatchingPolicy,
     /// The decoder's permit, released at the end.
     pub(crate) decoder: OwnedSemaphorePermit,
@@ -38,6 +39,7 @@ impl Decode {
         let Decode {
             sink,
             batch,
+            opened,
             policy,
             decoder: _turn,
             queued: _queued,
@@ -45,7 +47,7 @@ impl Decode {
             step,
         } = self;
         let mut began = Instant::now();
-        let outcome = sink.chunks(&batch, &policy, &mut |cut| {
+        let outcome = sink.chunks_of(&batch, opened, &policy, &mut |cut| {
             seconds.observe(began.elapsed().as_secs_f64());
             let more = emit(cut);
             // The wait for the channel counts as the writers' time.

@@ -49,7 +49,8 @@ pub use repair::{Repair, Tally};
 #[doc(hidden)]
 pub use rounds::{Found, write_again};
 pub use sink::{
-    Attempt, Batch, BatchId, Chunk, Cut, Part, Presence, Received, Record, RowId, Settled, Sink, SinkError,
+    Attempt, Batch, BatchId, Chunk, Cut, Opened, Part, Presence, Received, Record, RowId, Settled, Sink,
+    SinkError,
 };
 pub use streams::{BadPattern, StreamPattern};
 pub use unique::{Dropped, KeyHasher, KeyValue, PartKeys, RowKey};

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use millpond_manifest::SinkTable;
 use millpond_manifest::cursor::BatchingPolicy;
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
+use std::any::Any;
 use std::fmt;
 use std::time::Duration;
 use thiserror::Error;
@@ -82,6 +83,32 @@ impl fmt::Display for BatchId {
             f,
             "millpond/2/{buffer_id}/{shard:04}/{stream}/{cursor}/{sink}/v{schema_version}/g{generation}/{low}-{high}"
         )
+    }
+}
+
+/// What a sink keeps between the keys of a batch and its chunks. Only the sink knows what it is.
+#[derive(Default)]
+pub struct Opened(Option<Box<dyn Any + Send>>);
+
+impl Opened {
+    /// Memory of a record beside its bytes.
+    pub const ROW_BYTES: usize = 40;
+
+    /// Keeps this.
+    pub fn new<T: Any + Send>(kept: T) -> Opened {
+        Opened(Some(Box::new(kept)))
+    }
+
+    /// What was kept. `None`: nothing, or something else.
+    pub fn into_inner<T: Any>(self) -> Option<T> {
+        let kept = self.0?.downcast().ok()?;
+        Some(*kept)
+    }
+}
+
+impl fmt::Debug for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Opened").finish_non_exhaustive()
     }
 }
 
@@ -350,6 +377,29 @@ pub trait Sink: Send + Sync + 'static {
             "rows of stream {} ({}) have no keys: --unique is for streams of events",
             batch.id.stream, batch.encoding
         )))
+    }
+
+    /// Like [`Sink::keys`], and keeps what [`Sink::chunks_of`] would read again. It takes at most the batch's uncompressed length
+    /// and [`Opened::ROW_BYTES`] for each record.
+    ///
+    /// # Errors
+    /// As [`Sink::keys`].
+    fn open(&self, batch: &Batch, paths: &[String]) -> Result<(Vec<PartKeys>, Opened), SinkError> {
+        Ok((self.keys(batch, paths)?, Opened::default()))
+    }
+
+    /// Like [`Sink::chunks`], of a batch that was opened. The result does not depend on what was kept.
+    ///
+    /// # Errors
+    /// As [`Sink::chunks`].
+    fn chunks_of(
+        &self,
+        batch: &Batch,
+        _opened: Opened,
+        policy: &BatchingPolicy,
+        emit: &mut dyn FnMut(Cut) -> bool,
+    ) -> Result<(), SinkError> {
+        self.chunks(batch, policy, emit)
     }
 
     /// Cuts rows out of a chunk by their ascending places. The result keeps the chunk's number. CPU work.

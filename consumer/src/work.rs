@@ -8,7 +8,7 @@ use crate::error::ConsumeError;
 use crate::in_flight::ChunksInFlight;
 use crate::metrics::{self, Stage, label};
 use crate::reading::{BEHIND_WAIT, NOT_YET, is_behind};
-use crate::sink::{Batch, Part};
+use crate::sink::{Batch, Opened, Part};
 use crate::trace::{BatchTrace, Step};
 use crate::unique::{Dropped, RowKey, Turn};
 use crate::worker::BatchWorker;
@@ -84,23 +84,26 @@ impl Job {
         self.chunk()
             .saturating_mul(1 + written)
             .saturating_add(self.fetched())
-            .saturating_add(self.keys())
+            .saturating_add(self.opened())
     }
 
-    /// The memory of the keys of all rows.
-    fn keys(&self) -> u64 {
+    /// The memory of all rows that are read for their keys: the keys, and what the sink keeps.
+    fn opened(&self) -> u64 {
+        if self.unique.is_none() {
+            return 0;
+        }
         let records: u64 = self.wanted.iter().map(|wanted| wanted.part.records).sum();
-        let bytes = if self.unique.is_some() {
-            size_of::<RowKey>()
-        } else {
-            0
-        };
-        records.saturating_mul(bytes as u64)
+        let each = (size_of::<RowKey>() + Opened::ROW_BYTES) as u64;
+        self.raw().saturating_add(records.saturating_mul(each))
+    }
+
+    fn raw(&self) -> u64 {
+        self.wanted.iter().map(|wanted| wanted.part.raw_len).sum()
     }
 
     /// The chunks to write at a time: one for each writer, if all of them fit into this memory.
     fn chunks_at_a_time(&self, writers: usize, memory: usize) -> usize {
-        let left = (memory as u64).saturating_sub(self.fetched());
+        let left = (memory as u64).saturating_sub(self.fetched().saturating_add(self.opened()));
         let fit = (left / self.chunk()).saturating_sub(1);
         writers.min(usize::try_from(fit).unwrap_or(usize::MAX)).max(1)
     }
@@ -111,8 +114,7 @@ impl Job {
 
     /// The maximum memory of all chunks together.
     fn all(&self) -> u64 {
-        let raw: u64 = self.wanted.iter().map(|wanted| wanted.part.raw_len).sum();
-        raw.saturating_mul(3).div_ceil(2)
+        self.raw().saturating_mul(3).div_ceil(2)
     }
 
     /// The maximum memory of one chunk.
@@ -149,9 +151,10 @@ impl BatchWorker {
             job.batch.parts.push(part?);
         }
         drop(fetched);
-        if let Some(turn) = job.unique.take() {
-            turn.decide(&mut job.batch).await?;
-        }
+        let opened = match job.unique.take() {
+            Some(turn) => turn.decide(&mut job.batch).await?,
+            None => Opened::default(),
+        };
 
         let Job {
             batch,
@@ -171,6 +174,7 @@ impl BatchWorker {
             queued: decoding,
             sink: self.sink.clone(),
             batch: batch.clone(),
+            opened,
             policy,
             decoder,
         };

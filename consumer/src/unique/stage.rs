@@ -7,7 +7,7 @@ use super::state::{Decisions, State};
 use crate::error::ConsumeError;
 use crate::metrics::label;
 use crate::shard::Shard;
-use crate::sink::Batch;
+use crate::sink::{Batch, Opened};
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::{Cursor, Object as _, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
 use millpond_runtime::{Backoff, Level, blocking};
@@ -220,8 +220,9 @@ impl Turn {
     }
 
     /// Decides about the rows of the batch, and marks those that repeat earlier ones.
-    pub(crate) async fn decide(mut self, batch: &mut Batch) -> Result<(), ConsumeError> {
-        let keys = self.keys(batch).await?;
+    /// Returns what the sink keeps for their chunks.
+    pub(crate) async fn decide(mut self, batch: &mut Batch) -> Result<Opened, ConsumeError> {
+        let (keys, opened) = self.open(batch).await?;
         self.decision.wait().await;
         let stage = self.stage.clone();
         let Stage { shard, source, .. } = &*stage;
@@ -265,7 +266,7 @@ impl Turn {
         }
         let keys = i64::try_from(worker.keys.used()).unwrap_or(i64::MAX);
         worker.metrics.unique_keys.set(keys);
-        Ok(())
+        Ok(opened)
     }
 
     /// Stores the keys before this turn's sequence instead of deciding about a batch: no part of the stream has come for so long
@@ -299,13 +300,13 @@ impl Turn {
     }
 
     /// Reads the keys of the batch. Several batches do so at a time.
-    async fn keys(&self, batch: &Batch) -> Result<Vec<PartKeys>, ConsumeError> {
+    async fn open(&self, batch: &Batch) -> Result<(Vec<PartKeys>, Opened), ConsumeError> {
         let worker = &self.stage.shard.worker;
         let _decoder = worker.decoders.acquire().await.expect("never closed");
         let (sink, paths) = (worker.sink.clone(), self.stage.source.setting.key.clone());
         // Its bytes are shared.
         let copy = batch.clone();
-        let found = blocking::compute(&*worker.environment, move || sink.keys(&copy, &paths)).await;
+        let found = blocking::compute(&*worker.environment, move || sink.open(&copy, &paths)).await;
         found.map_err(|error| ConsumeError::Refused {
             batch: batch.id.to_string(),
             reason: error.to_string(),

@@ -11,8 +11,11 @@ use millpond_manifest::{UniqueReference, UniqueSetting, UniqueSnapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use table::Table;
+use table::{Look, Table};
 use uuid::Uuid;
+
+/// Rows whose keys are fetched into the caches at a time.
+const FETCHED: usize = 64;
 
 /// A window has this many buckets.
 const BUCKETS: i64 = 16;
@@ -172,8 +175,8 @@ impl State {
     pub(crate) fn load(&mut self, entries: &[(u128, i64)]) -> Result<(), TooManyKeys> {
         for &(key, at_us) in entries {
             if self.remembers(at_us) {
-                let known = self.table.get(key);
-                self.remember(key, at_us, known.is_some())?;
+                let look = self.table.look(key);
+                self.remember(&look, at_us)?;
             }
         }
         Ok(())
@@ -231,15 +234,19 @@ impl State {
         }
         let mut dropped = Vec::new();
         let mut late = 0;
-        for &RowKey { record, at_us, key } in &part.keys {
-            let known = self.table.get(key);
-            if known.is_some_and(|known| known.abs_diff(at_us) < self.window_us.unsigned_abs()) {
-                dropped.push(record);
-            } else if !self.remembers(at_us) {
-                late += 1;
-            } else if known.is_none_or(|known| known < at_us) {
-                self.remember(key, at_us, known.is_some())?;
-                self.fresh.push((key, at_us));
+        for rows in part.keys.chunks(FETCHED) {
+            self.table.fetch(rows.iter().map(|row| row.key));
+            for &RowKey { record, at_us, key } in rows {
+                let look = self.table.look(key);
+                let known = look.at_us;
+                if known.is_some_and(|known| known.abs_diff(at_us) < self.window_us.unsigned_abs()) {
+                    dropped.push(record);
+                } else if !self.remembers(at_us) {
+                    late += 1;
+                } else if known.is_none_or(|known| known < at_us) {
+                    self.remember(&look, at_us)?;
+                    self.fresh.push((key, at_us));
+                }
             }
         }
         self.next = part.sequence + 1;
@@ -285,14 +292,12 @@ impl State {
         self.bucket(at_us) >= self.floor
     }
 
-    /// Remembers the later of two times.
-    fn remember(&mut self, key: u128, at_us: i64, known: bool) -> Result<(), TooManyKeys> {
-        if known {
-            self.table.raise(key, at_us);
-            return Ok(());
+    /// Remembers the later of this time and the one that the look has found.
+    fn remember(&mut self, look: &Look, at_us: i64) -> Result<(), TooManyKeys> {
+        if look.at_us.is_none() {
+            self.limit.take()?;
         }
-        self.limit.take()?;
-        self.table.insert(key, at_us);
+        self.table.raise(look, at_us);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //! `_millpond_inserted_at` depends on the time.
 
 mod events;
+mod opened;
 mod signals;
 
 use crate::config::{Columns, Compression};
@@ -13,7 +14,7 @@ use crate::rows::{Origin, Rows, TableColumns};
 use crate::schema::{MILLPOND, Table};
 use crate::sorting::Sorting;
 use millpond_consumer::{
-    Batch, BatchingPolicy, Chunk, Cut, Part, PartKeys, Received, Record, RowId, SinkError,
+    Batch, BatchingPolicy, Chunk, Cut, Opened, Part, PartKeys, Received, Record, RowId, SinkError,
 };
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Encoding, Limits, Message};
@@ -69,13 +70,21 @@ trait Waiting {
     fn clear(&mut self);
 }
 
+/// The way of a stream of events to its table.
+pub(crate) struct Event<'p> {
+    pub(crate) table: Table,
+    pub(crate) plan: &'p Plan,
+    /// What [`keys`] has kept of the batch.
+    pub(crate) opened: Opened,
+}
+
 /// Cuts `batch` and passes each chunk to `emit` until that returns false. A chunk ends with the row that fills it, so
 /// it may exceed the policy's bytes by less than that row.
 pub(crate) fn cut(
     batch: &Batch,
     policy: &BatchingPolicy,
     columns: Columns,
-    event: Option<(Table, &Plan)>,
+    event: Option<Event<'_>>,
     now_ms: i64,
     workspace: &mut Workspace,
     emit: &mut dyn FnMut(Cut) -> bool,
@@ -113,14 +122,15 @@ pub(crate) fn cut(
     }
 }
 
-/// Reads the keys of a batch of events.
+/// Reads the keys of a batch of events, and keeps what its chunks need.
 pub(crate) fn keys(
     batch: &Batch,
     paths: &[String],
     workspace: &mut Workspace,
-) -> Result<Vec<PartKeys>, SinkError> {
+) -> Result<(Vec<PartKeys>, Opened), SinkError> {
     if batch.encoding == Encoding::Ndjson {
-        return events::keys(batch, &KeyPaths::new(paths), &mut workspace.decompressor);
+        let (keys, opened) = events::keys(batch, &KeyPaths::new(paths), &mut workspace.decompressor)?;
+        return Ok((keys, Opened::new(opened)));
     }
     Err(SinkError::Refused(format!(
         "rows of stream {} ({}) have no keys: --unique is for streams of events",

@@ -14,8 +14,8 @@ use crate::schema::{self, Table};
 use crate::sorting::Sorting;
 use async_trait::async_trait;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Cut, PartKeys, Presence, Record, RowId, Settled, Sink, SinkError,
-    SinkTable,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, Opened, PartKeys, Presence, Record, RowId, Settled, Sink,
+    SinkError, SinkTable,
 };
 use millpond_otlp::Signal;
 use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
@@ -239,6 +239,16 @@ impl Sink for ClickHouse {
         policy: &BatchingPolicy,
         emit: &mut dyn FnMut(Cut) -> bool,
     ) -> Result<(), SinkError> {
+        self.chunks_of(batch, Opened::default(), policy, emit)
+    }
+
+    fn chunks_of(
+        &self,
+        batch: &Batch,
+        opened: Opened,
+        policy: &BatchingPolicy,
+        emit: &mut dyn FnMut(Cut) -> bool,
+    ) -> Result<(), SinkError> {
         self.warned.get_or_init(|| {
             for warning in self.window_warnings(policy) {
                 warn!("{warning}");
@@ -246,20 +256,17 @@ impl Sink for ClickHouse {
         });
         let now_ms = SystemEnvironment.now_us() / 1_000;
         let columns = self.config.columns;
-        self.with_workspace(|workspace| {
-            chunks::cut(
-                batch,
-                policy,
-                columns,
-                self.event(&batch.id.stream),
-                now_ms,
-                workspace,
-                emit,
-            )
-        })
+        let event = self
+            .event(&batch.id.stream)
+            .map(|(table, plan)| chunks::Event { table, plan, opened });
+        self.with_workspace(|workspace| chunks::cut(batch, policy, columns, event, now_ms, workspace, emit))
     }
 
     fn keys(&self, batch: &Batch, paths: &[String]) -> Result<Vec<PartKeys>, SinkError> {
+        Ok(self.open(batch, paths)?.0)
+    }
+
+    fn open(&self, batch: &Batch, paths: &[String]) -> Result<(Vec<PartKeys>, Opened), SinkError> {
         self.with_workspace(|workspace| chunks::keys(batch, paths, workspace))
     }
 

@@ -42,6 +42,17 @@ impl Default for Table {
     }
 }
 
+/// The result of a search.
+#[derive(Debug)]
+pub(crate) struct Look {
+    /// The key's time.
+    pub(crate) at_us: Option<i64>,
+    key: [u64; 2],
+    partition: usize,
+    /// Its place, or the empty one where it would be. `None`: the partition has no slots.
+    place: Option<usize>,
+}
+
 /// The two words of a key: the low one chooses the slot, the high one the partition.
 fn words(key: u128) -> [u64; 2] {
     #[expect(clippy::cast_possible_truncation, reason = "these are the two halves")]
@@ -76,18 +87,16 @@ impl Partition {
         Some(place)
     }
 
-    fn find(&self, key: [u64; 2]) -> Option<usize> {
-        self.place(key)
-            .filter(|place| self.slots[*place].at_us != i64::MIN)
-    }
-
-    /// Adds a key that is not there.
-    fn insert(&mut self, slot: Slot) {
+    /// Adds a key that is not there, and whose place would be this one.
+    fn insert(&mut self, slot: Slot, place: Option<usize>) {
         // Six sevenths of the slots are in use at most.
-        if (self.used + 1) * 7 > self.slots.len() * 6 {
-            self.rebuild(self.slots.len() * 5 / 4, |_| true);
-        }
-        let place = self.place(slot.key).expect("it has slots");
+        let place = match place {
+            Some(place) if (self.used + 1) * 7 <= self.slots.len() * 6 => place,
+            _ => {
+                self.rebuild(self.slots.len() * 5 / 4, |_| true);
+                self.place(slot.key).expect("it has slots")
+            }
+        };
         self.slots[place] = slot;
         self.used += 1;
     }
@@ -123,33 +132,50 @@ impl Table {
         slots * size_of::<Slot>() + PARTITIONS * size_of::<Partition>()
     }
 
-    /// The time of a key.
-    pub(crate) fn get(&self, key: u128) -> Option<i64> {
+    /// Looks for a key.
+    pub(crate) fn look(&self, key: u128) -> Look {
         let key = words(key);
-        let partition = &self.partitions[partition(key)];
-        partition.find(key).map(|place| partition.slots[place].at_us)
-    }
-
-    /// Raises the time of a key that is there to a later one.
-    pub(crate) fn raise(&mut self, key: u128, at_us: i64) {
-        let key = words(key);
-        let partition = &mut self.partitions[partition(key)];
-        if let Some(place) = partition.find(key) {
-            let slot = &mut partition.slots[place];
-            slot.at_us = slot.at_us.max(at_us);
+        let partition = partition(key);
+        let slots = &self.partitions[partition];
+        let place = slots.place(key);
+        let at_us = place.map(|place| slots.slots[place].at_us);
+        Look {
+            key,
+            partition,
+            place,
+            at_us: at_us.filter(|at_us| *at_us != i64::MIN),
         }
     }
 
-    /// Adds a key that is not there.
-    pub(crate) fn insert(&mut self, key: u128, at_us: i64) {
-        let key = words(key);
+    /// Fetches the places of keys into the processor's caches, all at the same time, since the places of hashes are anywhere.
+    pub(crate) fn fetch(&self, keys: impl Iterator<Item = u128>) {
+        let firsts = keys.map(|key| {
+            let key = words(key);
+            let slots = &self.partitions[partition(key)].slots;
+            slots
+                .get(first_place(key, slots.len()))
+                .map_or(0, |slot| slot.at_us)
+        });
+        // Nobody needs the sum.
+        std::hint::black_box(firsts.fold(0, i64::wrapping_add));
+    }
+
+    /// Raises the time of a key to this one, or adds the key. The table is as it was at the look.
+    pub(crate) fn raise(&mut self, look: &Look, at_us: i64) {
         let slot = Slot {
-            key,
+            key: look.key,
             // The one time that marks an empty slot.
             at_us: at_us.max(i64::MIN + 1),
         };
-        self.partitions[partition(key)].insert(slot);
-        self.len += 1;
+        let partition = &mut self.partitions[look.partition];
+        match (look.at_us, look.place) {
+            (Some(known), Some(place)) if known < at_us => partition.slots[place] = slot,
+            (Some(_), _) => {}
+            (None, place) => {
+                partition.insert(slot, place);
+                self.len += 1;
+            }
+        }
     }
 
     /// Keeps the keys whose times `keep` selects. Returns the number of the others.

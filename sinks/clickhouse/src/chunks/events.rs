@@ -1,6 +1,7 @@
 //! Cuts messages of JSON events into chunks for their table.
 
-use super::{Columns, Cutter, Found, RECORDS_MAX, messages, row_id};
+use super::opened::{Look, OpenParts, Row, each_row, look};
+use super::{Columns, Cutter, Event, Found, RECORDS_MAX, messages, row_id};
 use crate::events::{KeyPaths, Plan, Values, own, rows};
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary, Numbers};
@@ -21,32 +22,34 @@ struct Waiting<'p> {
 /// Cuts a batch of a stream of events.
 pub(super) fn cut(
     batch: &Batch,
-    (table, plan): (Table, &Plan),
+    event: Event<'_>,
     decompressor: &mut Decompressor,
     cutter: &mut Cutter,
 ) -> Result<(), SinkError> {
+    let Event { table, plan, opened } = event;
+    let opened: Option<OpenParts> = opened.into_inner();
     let mut waiting = Waiting {
         plan,
         table,
         columns: plan.empty(),
         received: Vec::new(),
     };
+    let mut opened = opened.into_iter().flatten();
     for part in &batch.parts {
         cutter.sequence = part.sequence;
         cutter.record = part.first_record.into();
         let mut full = None;
-        let more = messages(part, decompressor, &mut |found| {
-            rows(found.message.payload, |row| {
-                if cutter.record >= RECORDS_MAX {
-                    full = Some(too_many(part));
-                    return false;
-                }
-                if part.dropped.contains(cutter.record) {
-                    cutter.next_id();
-                    return true;
-                }
-                waiting.add(row, &found, cutter)
-            })
+        let open = opened.next().flatten();
+        let more = each_row(part, open, decompressor, &mut |found, row| {
+            if cutter.record >= RECORDS_MAX {
+                full = Some(too_many(part));
+                return false;
+            }
+            if part.dropped.contains(cutter.record) {
+                cutter.next_id();
+                return true;
+            }
+            waiting.add(row, found, cutter)
         })?;
         if let Some(error) = full {
             return Err(error);
@@ -70,7 +73,7 @@ fn too_many(part: &Part) -> SinkError {
 
 impl Waiting<'_> {
     /// Adds a row, or passes on one that does not fit. Returns false when no more are wanted.
-    fn add(&mut self, row: Result<&str, (&[u8], String)>, found: &Found<'_>, cutter: &mut Cutter) -> bool {
+    fn add(&mut self, row: Row<'_>, found: &Found<'_>, cutter: &mut Cutter) -> bool {
         let at_us = found.message.received_at_us;
         let id = cutter.next_id();
         let (payload, reason) = match row {
@@ -161,12 +164,12 @@ impl Waiting<'_> {
     }
 }
 
-/// Reads the keys of the rows of each part.
+/// Reads the keys of the rows of each part, and what `cut` would read again.
 pub(super) fn keys(
     batch: &Batch,
     paths: &KeyPaths,
     decompressor: &mut Decompressor,
-) -> Result<Vec<PartKeys>, SinkError> {
+) -> Result<(Vec<PartKeys>, OpenParts), SinkError> {
     let mut hasher = KeyHasher::default();
     let parts = batch.parts.iter().map(|part| {
         let mut next = u64::from(part.first_record);
@@ -175,23 +178,21 @@ pub(super) fn keys(
             sequence: part.sequence,
             ..PartKeys::default()
         };
-        messages(part, decompressor, &mut |found| {
-            let at_us = found.message.received_at_us;
-            found_keys.newest_us = found_keys.newest_us.max(Some(at_us));
-            rows(found.message.payload, |row| {
-                if next >= RECORDS_MAX {
-                    full = Some(too_many(part));
-                    return false;
-                }
-                if let Some(key) = row.ok().and_then(|row| paths.key(row, &mut hasher)) {
-                    let record = row_id(part.sequence, next).record;
-                    found_keys.keys.push(RowKey { record, at_us, key });
-                }
-                next += 1;
-                true
-            })
+        let Look { newest_us, open } = look(part, decompressor, &mut |found, row| {
+            if next >= RECORDS_MAX {
+                full = Some(too_many(part));
+                return false;
+            }
+            if let Some(key) = row.ok().and_then(|row| paths.key(row, &mut hasher)) {
+                let record = row_id(part.sequence, next).record;
+                let at_us = found.message.received_at_us;
+                found_keys.keys.push(RowKey { record, at_us, key });
+            }
+            next += 1;
+            true
         })?;
-        full.map_or(Ok(found_keys), Err)
+        found_keys.newest_us = newest_us;
+        full.map_or(Ok((found_keys, open)), Err)
     });
     parts.collect()
 }

@@ -1,5 +1,6 @@
 //! Splits JSON that a parser has accepted. It builds no tree: a value is its text.
 
+use memchr::memchr2;
 use std::borrow::Cow;
 
 /// Passes each key and value of an object, with the key's text between its quotes, until `take` fails.
@@ -63,38 +64,53 @@ impl<'a> Rest<'a> {
     fn value(&mut self) -> Option<&'a str> {
         self.blank();
         let start = self.at;
-        let mut depth = 0usize;
-        loop {
-            match self.peek()? {
-                b'"' => self.string(),
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                b'}' | b']' if depth == 0 => break,
-                b'}' | b']' => {
-                    depth -= 1;
-                    self.at += 1;
-                }
-                b',' | b':' if depth == 0 => break,
-                _ => self.at += 1,
-            }
-            if depth == 0 && self.text.as_bytes()[start..self.at].ends_with(b"\"") {
-                break;
-            }
+        match self.peek()? {
+            b'"' => self.string(),
+            b'{' | b'[' => self.nested(),
+            _ => self.scalar(),
         }
-        let value = self.text[start..self.at].trim_end();
-        (!value.is_empty()).then_some(value)
+        self.text.get(start..self.at).filter(|value| !value.is_empty())
     }
 
     fn string(&mut self) {
         self.at += 1;
+        while let Some(found) = memchr2(
+            b'"',
+            b'\\',
+            self.text.as_bytes().get(self.at..).unwrap_or_default(),
+        ) {
+            self.at += found + 1;
+            if self.text.as_bytes()[self.at - 1] == b'"' {
+                return;
+            }
+            self.at += 1;
+        }
+        self.at = self.text.len();
+    }
+
+    fn nested(&mut self) {
+        let mut depth = 0usize;
         while let Some(byte) = self.peek() {
-            self.at += if byte == b'\\' { 2 } else { 1 };
-            if byte == b'"' {
-                break;
+            match byte {
+                b'"' => {
+                    self.string();
+                    continue;
+                }
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' => depth -= 1,
+                _ => {}
+            }
+            self.at += 1;
+            if depth == 0 {
+                return;
             }
         }
+    }
+
+    fn scalar(&mut self) {
+        let is_end = |byte: &u8| matches!(byte, b',' | b':' | b'}' | b']') || byte.is_ascii_whitespace();
+        let rest = &self.text.as_bytes()[self.at..];
+        self.at += rest.iter().position(is_end).unwrap_or(rest.len());
     }
 }
 

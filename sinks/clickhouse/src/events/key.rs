@@ -22,10 +22,17 @@ impl KeyPaths {
         if !row.starts_with('{') {
             return None;
         }
-        let mut values: Vec<Option<&str>> = vec![None; self.0.len()];
+        let (mut few, mut many) = ([None; 4], Vec::new());
+        let values: &mut [Option<&str>] = match few.get_mut(..self.0.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(self.0.len(), None);
+                &mut many
+            }
+        };
         let _ = json::members(row, |key, value| {
             let Some(key) = unescaped(key) else { return Ok(()) };
-            for (path, found) in self.0.iter().zip(&mut values) {
+            for (path, found) in self.0.iter().zip(&mut *values) {
                 if let Some((first, rest)) = path.split_first()
                     && *first == key
                 {
@@ -35,8 +42,8 @@ impl KeyPaths {
             Ok::<_, Infallible>(())
         });
         hasher.clear();
-        for value in values {
-            let text = value?;
+        for value in values.iter() {
+            let text = (*value)?;
             if let Some(inner) = text.strip_prefix('"') {
                 let inner = unescaped(&inner[..inner.len() - 1])?;
                 hasher.add(KeyValue::Text(&inner));
