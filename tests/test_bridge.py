@@ -15,9 +15,11 @@ from harness.kafka import Bridge, Kafka, needs_kafka
 from harness.kafka_bytes import produce_bytes
 from harness.network import Toxiproxy
 from harness.process import PATIENCE, eventually
-from harness.services import Buffer
+from harness.services import Buffer, http_get
 
 pytestmark = needs_kafka
+
+PASSWORD = "password-of-the-bridge"
 
 READ = "millpond_bridge_records_total"
 
@@ -32,7 +34,8 @@ encoding = "raw"
 def kafka(tmp_path_factory):
     # A broker that was killed is let in again after this time.
     directory = tmp_path_factory.mktemp("kafka")
-    kafka = Kafka(directory, broker_session_timeout_ms=6_000).format().up()
+    users = {"bridge": PASSWORD}
+    kafka = Kafka(directory, users=users, broker_session_timeout_ms=6_000).format().up()
     yield kafka
     kafka.kill()
 
@@ -379,6 +382,22 @@ def test_where_a_topic_without_a_position_begins(site, kafka, place, first):
     _bridge(site, kafka, topic, *flags, name="again")
     expected = Counter(range(first, 120))
     eventually("the records", lambda: _numbers(site, topic) == expected)
+
+
+def test_a_password(site, kafka, topic):
+    _send(kafka, topic, range(10))
+    password = site.directory / "password"
+    flags = ("--brokers", kafka.secure_address, "--sasl", "PLAIN", "--sasl-user", "bridge")
+    flags += ("--sasl-password-file", password)
+    password.write_text("wrong\n")
+    bridge = Bridge(site.directory, site.buffer, kafka, topic, *flags, name="refused")
+    site.add(bridge).start()
+    reason = "Authentication failed"
+    eventually("the reason", lambda: reason in http_get(f"http://{bridge.admin}/readyz")[1])
+    assert bridge.terminate() == 0
+    password.write_text(f"{PASSWORD}\n")
+    _bridge(site, kafka, topic, *flags)
+    eventually("its records", lambda: _numbers(site, topic) == Counter(range(10)))
 
 
 def test_mistakes_are_named(site, kafka):

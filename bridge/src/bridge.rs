@@ -254,6 +254,7 @@ impl Loop {
 
     /// Waits for the id of Kafka's cluster. Returns false if the bridge stops.
     fn meet_the_cluster(&mut self) -> bool {
+        let mut reason = "the brokers do not answer".to_owned();
         while !self.shutdown.is_cancelled() {
             if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(1)) {
                 self.bridge.readiness.goes_on(KAFKA);
@@ -268,8 +269,8 @@ impl Loop {
                 .and_then(Result::err);
             let problem = self.consumer.context().problem();
             let problem = problem.or_else(|| polled.map(|error| error.to_string()));
-            let reason = problem.unwrap_or_else(|| "the brokers do not answer".to_owned());
-            self.bridge.readiness.waits(KAFKA, reason, Level::Warn);
+            reason = problem.unwrap_or(reason);
+            self.bridge.readiness.waits(KAFKA, &reason, Level::Warn);
         }
         false
     }

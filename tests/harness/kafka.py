@@ -57,17 +57,26 @@ def produce_lines(address: str, topic: str, lines: list[str], settings: dict[str
 
 class Kafka(Service):
     """A broker that is also the controller, or one `beside` it; it creates topics as they are used.
-    `other` settings have underscores for dots."""
+    `other` settings have underscores for dots. Its second address takes these `users`, with their
+    passwords, over SASL/PLAIN."""
 
     def __init__(
-        self, directory: Path, name: str = "kafka", beside: Kafka | None = None, **other: object
+        self,
+        directory: Path,
+        name: str = "kafka",
+        beside: Kafka | None = None,
+        users: dict[str, str] | None = None,
+        **other: object,
     ) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.node = beside.node + 1 if beside else 1
         self._controller = beside._controller if beside else f"127.0.0.1:{free_port()}"
         self._cluster = beside._cluster if beside else uuid.uuid4()
-        listeners = f"PLAINTEXT://{self.address}"
+        self.secure_address = f"127.0.0.1:{free_port()}"
+        listeners = f"PLAINTEXT://{self.address},SECURE://{self.secure_address}"
+        accounts = " ".join(f'user_{user}="{word}"' for user, word in (users or {}).items())
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
         if not beside:
             listeners += f",CONTROLLER://{self._controller}"
         self._role = "--no-initial-controllers" if beside else "--standalone"
@@ -78,6 +87,11 @@ class Kafka(Service):
             "listeners": listeners,
             "advertised.listeners": listeners,
             "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": (
+                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_PLAINTEXT"
+            ),
+            "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.secure.plain.sasl.jaas.config": f"{module} required {accounts};",
             "log.dirs": directory / f"{name}-data",
             "num.partitions": 3,
             "offsets.topic.replication.factor": 1,
@@ -138,13 +152,12 @@ class Bridge(Millpond):
         *flags: object,
         name: str = "bridge",
     ) -> None:
-        defaults = {"--linger": "100ms", "--session-timeout": "6s"}
+        defaults = {"--brokers": kafka.address, "--linger": "100ms", "--session-timeout": "6s"}
         super().__init__(
             name,
             [
                 *("bridge", "kafka", *buffer.flags, "--create-bucket"),
-                *("--brokers", kafka.address, "--topics", topics),
-                *with_defaults(flags, defaults),
+                *("--topics", topics, *with_defaults(flags, defaults)),
             ],
             directory,
         )

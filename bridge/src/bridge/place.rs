@@ -72,7 +72,10 @@ impl Loop {
             }
             match self.place(&manifest, &partition)? {
                 Some(Place::At(position)) => has_changed |= self.restart(&partition, position),
-                Some(Place::Stopped) => self.give_up(&partition),
+                Some(Place::Stopped) => {
+                    self.give_up(&partition);
+                    has_changed = true;
+                }
                 None => self.postpone(&[partition]),
             }
         }

@@ -234,19 +234,20 @@ impl State {
         }
         let mut dropped = Vec::new();
         let mut late = 0;
-        for rows in part.keys.chunks(FETCHED) {
-            self.table.fetch(rows.iter().map(|row| row.key));
-            for &RowKey { record, at_us, key } in rows {
-                let look = self.table.look(key);
-                let known = look.at_us;
-                if known.is_some_and(|known| known.abs_diff(at_us) < self.window_us.unsigned_abs()) {
-                    dropped.push(record);
-                } else if !self.remembers(at_us) {
-                    late += 1;
-                } else if known.is_none_or(|known| known < at_us) {
-                    self.remember(&look, at_us)?;
-                    self.fresh.push((key, at_us));
-                }
+        for (place, &RowKey { record, at_us, key }) in part.keys.iter().enumerate() {
+            if place % FETCHED == 0 {
+                let next = part.keys[place..].iter().take(FETCHED);
+                self.table.fetch(next.map(|row| row.key));
+            }
+            let look = self.table.look(key);
+            let known = look.at_us;
+            if known.is_some_and(|known| known.abs_diff(at_us) < self.window_us.unsigned_abs()) {
+                dropped.push(record);
+            } else if !self.remembers(at_us) {
+                late += 1;
+            } else if known.is_none_or(|known| known < at_us) {
+                self.remember(&look, at_us)?;
+                self.fresh.push((key, at_us));
             }
         }
         self.next = part.sequence + 1;
