@@ -31,7 +31,7 @@ def test_the_version_names_the_formats():
     assert [line.rsplit(" ", 1)[0] for line in formats] == [
         "segments: format",
         "buffer, pages, cursors, dead letters, snapshots of keys: format",
-        "manifest: format 1, with numbered requests",
+        "manifest: format 1, with numbered requests 2, with sources",
         "cursors of consumers with --unique: format",
         "rows in ClickHouse: schema version",
     ]
