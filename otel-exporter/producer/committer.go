@@ -28,10 +28,10 @@ type committer struct {
 	view    leaderView
 
 	turns    turns
-	lostLast bool          // another producer was first, and this one has not read the manifest since
-	refused  *refusedState // the store refused to replace it, and may still show it
-	behind   bool          // the store showed that version again
-	readTook time.Duration // how long the last read of the manifest took
+	lostLast bool             // another producer was first, and this one has not read the manifest since
+	refused  *storage.Version // the store refused to replace it, and may still show it
+	behind   bool             // the store showed that version again
+	readTook time.Duration    // how long the last read of the manifest took
 }
 
 // progress is the result of a step.
@@ -182,7 +182,6 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	races := storage.Backoff{Initial: 20 * time.Millisecond, Max: raceWaitMax}
 	c.readsFirst.begin(&c.commits)
-	c.turns.begin()
 	hasLost := false
 	for len(group) > 0 {
 		if hasLost {
@@ -191,10 +190,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 				continue
 			}
 		}
-		if c.waitForTurn(group) {
-			hasLost = true
-			continue
-		}
+		c.waitForTurn(group)
 		if c.commits.mayGrow() {
 			group = c.extend(group, arrivals)
 		}
@@ -286,10 +282,10 @@ func (c *committer) readManifest() progress {
 		c.health.heldUp(committing, err)
 		return heldUp
 	}
-	if found != nil && c.refused.isShownBy(found) {
+	if found != nil && c.refused != nil && found.Version == *c.refused {
 		c.behind = true
 		c.hear(c.commits.read(found))
-		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace, or an older one", manifest.Key(c.shard)))
+		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace", manifest.Key(c.shard)))
 		return heldUp
 	}
 	c.caughtUp()
@@ -302,17 +298,6 @@ func (c *committer) readManifest() progress {
 	}
 	c.lostLast = false
 	return made
-}
-
-// A refusedState is a state that the store refused to replace.
-type refusedState struct {
-	version storage.Version
-	number  uint64 // counts the states
-}
-
-// isShownBy reports whether the store shows that state, or an earlier one.
-func (r *refusedState) isShownBy(found *manifest.Snapshot) bool {
-	return r != nil && (found.Version == r.version || found.State.Stamp.Version < r.number)
 }
 
 // caughtUp records that the store shows what others committed.
@@ -352,11 +337,7 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	case outcome == storage.Committed:
 		return group, made
 	case outcome == storage.Mismatch:
-		// Of old states that the store shows in turns, the newest counts.
-		number := swap.next.Stamp.Version - 1
-		if swap.expected != nil && (c.refused == nil || number >= c.refused.number) {
-			c.refused = &refusedState{*swap.expected, number}
-		}
+		c.refused = swap.expected
 		return group, lostRace
 	}
 	return group, heldUp

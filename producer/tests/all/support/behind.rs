@@ -1,6 +1,5 @@
 //! A store that answers reads of the manifest with an old one.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -18,7 +17,7 @@ use object_store::{
 #[derive(Debug, Clone)]
 pub(crate) struct Behind {
     inner: Arc<dyn ObjectStore>,
-    shows: Arc<Mutex<VecDeque<(ObjectMeta, Bytes)>>>,
+    shows: Arc<Mutex<Option<(ObjectMeta, Bytes)>>>,
     swaps: Arc<AtomicUsize>,
 }
 
@@ -31,7 +30,7 @@ impl Behind {
         }
     }
 
-    /// From now on, reads of the manifest show what it is now. After several calls they show these states in turns.
+    /// From now on, reads of the manifest show what it is now.
     pub(crate) async fn stay_behind(&self) {
         let found = self
             .inner
@@ -39,14 +38,7 @@ impl Behind {
             .await
             .unwrap();
         let (meta, bytes) = (found.meta.clone(), found.bytes().await.unwrap());
-        self.shows.lock().unwrap().push_back((meta, bytes));
-    }
-
-    fn shown(&self, location: &Path) -> Option<(ObjectMeta, Bytes)> {
-        let mut shows = self.shows.lock().unwrap();
-        shows.front().filter(|(meta, _)| meta.location == *location)?;
-        shows.rotate_left(1);
-        shows.back().cloned()
+        *self.shows.lock().unwrap() = Some((meta, bytes));
     }
 
     /// The number of swaps so far.
@@ -56,7 +48,7 @@ impl Behind {
 
     /// Reads show what is in the store.
     pub(crate) fn catch_up(&self) {
-        self.shows.lock().unwrap().clear();
+        *self.shows.lock().unwrap() = None;
     }
 }
 
@@ -85,7 +77,8 @@ impl ObjectStore for Behind {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let mut result = self.inner.get_opts(location, options).await?;
-        if let Some((meta, bytes)) = self.shown(location) {
+        let shows = self.shows.lock().unwrap().clone();
+        if let Some((meta, bytes)) = shows.filter(|(meta, _)| meta.location == *location) {
             result.range = 0..meta.size;
             result.meta = meta;
             result.payload = GetResultPayload::Stream(stream::once(async { Ok(bytes) }).boxed());
