@@ -486,7 +486,10 @@ impl Loop {
         let mut list = TopicPartitionList::new();
         for (partition, reading) in &self.readings {
             let (topic, number) = partition;
-            let offset = Offset::Offset(signed(reading.committed));
+            let Some(committed) = reading.committed else {
+                continue;
+            };
+            let offset = Offset::Offset(signed(committed));
             if list
                 .add_partition_offset(topic, number.cast_signed(), offset)
                 .is_err()
@@ -498,7 +501,7 @@ impl Loop {
                 partition: *number,
             };
             if let Some(end) = self.consumer.context().end(partition) {
-                let lag = end.saturating_sub(reading.committed);
+                let lag = end.saturating_sub(committed);
                 let lag = i64::try_from(lag).unwrap_or(i64::MAX);
                 self.bridge.metrics.lag.get_or_create(&labels).set(lag);
             }

@@ -18,8 +18,9 @@ pub(crate) struct Reading {
     /// Stands for this assignment: a message of an earlier one is never taken for the same.
     client: ClientId,
     pub(crate) batches: Batches,
-    /// The position of the last message that is certainly committed.
-    pub(crate) committed: u64,
+    /// The position of the last message that is certainly committed. `None` until the partition has a place: Kafka must not hear
+    /// of an offset that means nothing, since `--from committed` and the consumer before the bridge begin there.
+    pub(crate) committed: Option<u64>,
     in_flight: usize,
     /// A message was not committed: the partition is read again from the manifest's position.
     failed: bool,
@@ -34,7 +35,7 @@ impl Reading {
         Reading {
             of,
             client,
-            committed: batches.position(),
+            committed: None,
             batches,
             in_flight: 0,
             failed: true,
@@ -72,7 +73,7 @@ impl Reading {
         self.in_flight -= 1;
         match committed {
             Some(to) => {
-                self.committed = self.committed.max(to);
+                self.committed = self.committed.max(Some(to));
                 self.pause = PAUSE_MIN;
             }
             None => self.fail(now),
@@ -101,7 +102,7 @@ impl Reading {
 
     /// Reads on from here.
     pub(crate) fn restart(&mut self, batches: Batches) {
-        self.committed = batches.position();
+        self.committed = Some(batches.position());
         self.batches = batches;
         self.failed = false;
         self.again_at = None;
@@ -140,6 +141,7 @@ mod tests {
         };
         let mut reading = Reading::new(Arc::new(of), ClientId([1; 16]), batches(0));
         assert!(reading.is_due(Instant::now()) && !reading.takes_records());
+        assert_eq!(reading.committed, None, "it has no place yet");
         reading.restart(batches(5));
         reading
     }
@@ -157,9 +159,9 @@ mod tests {
         assert!(!reading.is_due(later), "a message is in flight");
         reading.ended(None, Instant::now());
         assert!(!reading.is_due(Instant::now()) && reading.is_due(later));
-        assert_eq!(reading.committed, 9);
+        assert_eq!(reading.committed, Some(9));
         reading.restart(batches(7));
         assert!(reading.takes_records() && !reading.is_due(later));
-        assert_eq!(reading.committed, 7);
+        assert_eq!(reading.committed, Some(7));
     }
 }
