@@ -18,6 +18,7 @@ use millpond_consumer::{
 };
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Encoding, Limits, Message};
+use opened::{OpenPart, OpenParts};
 use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ trait Waiting {
 pub(crate) struct Event<'p> {
     pub(crate) table: Table,
     pub(crate) plan: &'p Plan,
-    /// What [`keys`] has kept of the batch.
+    /// What [`open`] has kept of the batch.
     pub(crate) opened: Opened,
 }
 
@@ -122,15 +123,33 @@ pub(crate) fn cut(
     }
 }
 
-/// Reads the keys of a batch of events, and keeps what its chunks need.
+/// Reads the keys of a batch of events.
 pub(crate) fn keys(
     batch: &Batch,
     paths: &[String],
     workspace: &mut Workspace,
+) -> Result<Vec<PartKeys>, SinkError> {
+    Ok(keys_keeping(batch, paths, |_| None, workspace)?.0)
+}
+
+/// The same, and keeps what the batch's chunks need.
+pub(crate) fn open(
+    batch: &Batch,
+    paths: &[String],
+    workspace: &mut Workspace,
 ) -> Result<(Vec<PartKeys>, Opened), SinkError> {
+    let (keys, parts) = keys_keeping(batch, paths, OpenPart::of, workspace)?;
+    Ok((keys, Opened::new(parts)))
+}
+
+fn keys_keeping(
+    batch: &Batch,
+    paths: &[String],
+    room: fn(&Part) -> Option<OpenPart>,
+    workspace: &mut Workspace,
+) -> Result<(Vec<PartKeys>, OpenParts), SinkError> {
     if batch.encoding == Encoding::Ndjson {
-        let (keys, opened) = events::keys(batch, &KeyPaths::new(paths), &mut workspace.decompressor)?;
-        return Ok((keys, Opened::new(opened)));
+        return events::keys(batch, &KeyPaths::new(paths), room, &mut workspace.decompressor);
     }
     Err(SinkError::Refused(format!(
         "rows of stream {} ({}) have no keys: --unique is for streams of events",

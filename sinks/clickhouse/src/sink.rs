@@ -263,11 +263,11 @@ impl Sink for ClickHouse {
     }
 
     fn keys(&self, batch: &Batch, paths: &[String]) -> Result<Vec<PartKeys>, SinkError> {
-        Ok(self.open(batch, paths)?.0)
+        self.with_workspace(|workspace| chunks::keys(batch, paths, workspace))
     }
 
     fn open(&self, batch: &Batch, paths: &[String]) -> Result<(Vec<PartKeys>, Opened), SinkError> {
-        self.with_workspace(|workspace| chunks::keys(batch, paths, workspace))
+        self.with_workspace(|workspace| chunks::open(batch, paths, workspace))
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {

@@ -1,6 +1,6 @@
 //! Cuts messages of JSON events into chunks for their table.
 
-use super::opened::{Look, OpenParts, Row, each_row, look};
+use super::opened::{Look, OpenPart, OpenParts, Row, each_row, look};
 use super::{Columns, Cutter, Event, Found, RECORDS_MAX, messages, row_id};
 use crate::events::{KeyPaths, Plan, Values, own, rows};
 use crate::identities::NumberedRecord;
@@ -164,10 +164,11 @@ impl Waiting<'_> {
     }
 }
 
-/// Reads the keys of the rows of each part, and what `cut` would read again.
+/// Reads the keys of the rows of each part, and keeps the rows of those for which `room` has some.
 pub(super) fn keys(
     batch: &Batch,
     paths: &KeyPaths,
+    room: fn(&Part) -> Option<OpenPart>,
     decompressor: &mut Decompressor,
 ) -> Result<(Vec<PartKeys>, OpenParts), SinkError> {
     let mut hasher = KeyHasher::default();
@@ -178,7 +179,7 @@ pub(super) fn keys(
             sequence: part.sequence,
             ..PartKeys::default()
         };
-        let Look { newest_us, open } = look(part, decompressor, &mut |found, row| {
+        let Look { newest_us, open } = look(part, room(part), decompressor, &mut |found, row| {
             if next >= RECORDS_MAX {
                 full = Some(too_many(part));
                 return false;

@@ -38,24 +38,24 @@ struct OpenMessage {
     is_readable: bool,
 }
 
-/// What one look at a part has found.
-#[derive(Default)]
+/// The result of reading a part once.
 pub(super) struct Look {
     /// The latest reception of its messages, even of those without rows.
     pub(super) newest_us: Option<i64>,
-    /// Its rows, unless their places need more than 32 bits.
+    /// Its rows, if they are kept.
     pub(super) open: Option<OpenPart>,
 }
 
-/// Passes on the rows of a part, and keeps them.
+/// Passes on the rows of a part, and keeps them in `open`, if there is one, as long as they fit.
 pub(super) fn look(
     part: &Part,
+    open: Option<OpenPart>,
     decompressor: &mut Decompressor,
     take: &mut dyn FnMut(&Found<'_>, Row<'_>) -> bool,
 ) -> Result<Look, SinkError> {
     let mut look = Look {
         newest_us: None,
-        open: OpenPart::of(part),
+        open,
     };
     let Look { newest_us, open } = &mut look;
     messages(part, decompressor, &mut |found| {
@@ -79,8 +79,8 @@ pub(super) fn look(
 }
 
 impl OpenPart {
-    /// `None` if the places in the part need more than 32 bits.
-    fn of(part: &Part) -> Option<OpenPart> {
+    /// Room for the rows of a part. `None` if their places need more than 32 bits.
+    pub(super) fn of(part: &Part) -> Option<OpenPart> {
         let bytes = u32::try_from(part.raw_len).ok()? as usize;
         Some(OpenPart {
             text: Vec::with_capacity(bytes),
@@ -217,7 +217,7 @@ mod tests {
     fn looked(part: &Part) -> (Look, Vec<String>) {
         let mut all = Vec::new();
         let mut decompressor = Decompressor::new().unwrap();
-        let look = look(part, &mut decompressor, &mut |found, row| {
+        let look = look(part, OpenPart::of(part), &mut decompressor, &mut |found, row| {
             all.push(seen(found, &row));
             true
         });
