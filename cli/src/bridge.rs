@@ -2,6 +2,7 @@
 
 use crate::admin::Admin;
 use crate::kafka_topics;
+use crate::password;
 use crate::shutdown;
 use crate::store::StoreArgs;
 use crate::telemetry::TelemetryArgs;
@@ -242,11 +243,8 @@ impl SecurityArgs {
                     Mechanism::Scram256 => "SCRAM-SHA-256",
                     Mechanism::Scram512 => "SCRAM-SHA-512",
                 };
-                let text = std::fs::read_to_string(file)
-                    .with_context(|| format!("--sasl-password-file {}: cannot be read", file.display()))?;
-                let password = text.strip_suffix('\n').unwrap_or(&text);
-                let password = password.strip_suffix('\r').unwrap_or(password);
-                Some((mechanism.to_owned(), user.clone(), password.to_owned()))
+                let password = password::read("--sasl-password-file", file)?;
+                Some((mechanism.to_owned(), user.clone(), password))
             }
             _ => None,
         };
@@ -271,7 +269,7 @@ impl KafkaArgs {
             // A record that finds no room is read again later: the loop must not wait.
             max_wait: Duration::ZERO,
             shard: Some(self.shard),
-            shards_when_created: 1.max(self.shard.saturating_add(1)),
+            shards_when_created: self.shard.saturating_add(1),
             ..millpond_producer::Config::default()
         }
     }

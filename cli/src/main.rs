@@ -27,6 +27,7 @@ mod kafka_topics;
 mod list_file;
 mod logging;
 mod output;
+mod password;
 mod peers;
 mod prices;
 mod progress;

@@ -1,8 +1,9 @@
 //! The settings of ClickHouse and its tables, the same for every command.
 
 use crate::event_tables;
+use crate::password;
 use crate::units::Time;
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use millpond_clickhouse::{Columns, Compression, Engine, Indexes, PartitionBy, Signal, SkipIndexes};
 use std::path::PathBuf;
 
@@ -202,10 +203,7 @@ impl TableArgs {
             self.clickhouse_password.is_none(),
             "a password is given as well as --clickhouse-password-file: give one of them"
         );
-        let text = std::fs::read_to_string(file)
-            .with_context(|| format!("--clickhouse-password-file {}: cannot be read", file.display()))?;
-        let password = text.strip_suffix('\n').unwrap_or(&text);
-        Ok(Some(password.strip_suffix('\r').unwrap_or(password).to_owned()))
+        password::read("--clickhouse-password-file", file).map(Some)
     }
 }
 
