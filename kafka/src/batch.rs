@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::wire::{Malformed, Reader, varint};
+use crate::wire::{Malformed, Reader, put_varint, varint};
 
 /// The bytes before those that the checksum covers.
 const UNCHECKED: usize = 21;
@@ -288,12 +288,7 @@ impl<'a> Iterator for Headers<'a> {
 /// Writes bytes after their length.
 fn put_bytes(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
     // The length's sign is in its lowest bit; null has the length -1.
-    let mut length = bytes.map_or(1, |bytes| (bytes.len() as u64) << 1);
-    while length >= 0x80 {
-        out.push((length & 0x7f) as u8 | 0x80);
-        length >>= 7;
-    }
-    out.push((length & 0x7f) as u8);
+    put_varint(bytes.map_or(1, |bytes| (bytes.len() as u64) << 1), out);
     out.extend_from_slice(bytes.unwrap_or_default());
 }
 

@@ -185,6 +185,15 @@ pub(crate) fn varint(bytes: &[u8], bytes_max: usize) -> Option<(u64, usize)> {
     None
 }
 
+/// Writes a variable-length number.
+pub(crate) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
+    while value >= 0x80 {
+        out.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    out.push(value.to_le_bytes()[0]);
+}
+
 /// Writes an answer: its length, the correlation id, and what follows.
 #[derive(Debug)]
 pub(crate) struct Writer {
@@ -230,12 +239,8 @@ impl Writer {
         self.out.extend(value);
     }
 
-    pub(crate) fn unsigned_varint(&mut self, mut value: u32) {
-        while value >= 0x80 {
-            self.out.push(value.to_le_bytes()[0] | 0x80);
-            value >>= 7;
-        }
-        self.out.push(value.to_le_bytes()[0]);
+    pub(crate) fn unsigned_varint(&mut self, value: u32) {
+        put_varint(value.into(), &mut self.out);
     }
 
     /// The length of what follows; `None` for null.
