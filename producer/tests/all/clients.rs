@@ -10,7 +10,7 @@ use millpond_producer::{
     Append, AppendError, ClientId, ClientRefusal, Committed, Config, Numbered, Numbers, Producer,
 };
 use millpond_segment::Encoding;
-use millpond_storage::unreliable::{Controls, Fault, Faults, On, Outage, S3Latency, WriteFaults};
+use millpond_storage::unreliable::{Controls, Fault, Faults, On, Outage, S3Latency};
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -424,23 +424,7 @@ async fn place(
 ) -> Vec<(Producer, Controls)> {
     let mut stalled = Vec::new();
     while start.elapsed() < DURATION {
-        let (store, controls) = world.honest.behind(Faults {
-            seed: rng.random(),
-            write: WriteFaults {
-                late_by_max: LATE_BY_MAX,
-                ..WriteFaults::each(0.08)
-            },
-            read_error: 0.1,
-            latency: Some(S3Latency::default()),
-        });
-        let store = store.with_request_timeout(Duration::from_secs(5));
-        let config = Config {
-            linger: Duration::from_millis(rng.random_range(1..200)),
-            segment_raw_bytes: rng.random_range(1..200),
-            memory_limit: 16 << 10,
-            start_timeout: Duration::from_secs(3),
-            ..config()
-        };
+        let (store, controls, config) = world.faulty(&mut rng, LATE_BY_MAX);
         let environment = Seeded::running(start, rng.random());
         let started = Producer::start_in(environment, store, config, &mut Registry::default()).await;
         let Ok(producer) = started else { continue };

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::support::{START_MS, Seeded, World, append, config, segments};
 use futures::future::join_all;
 use millpond_producer::{AppendError, Config, Producer};
-use millpond_storage::unreliable::{Controls, Faults, Outage, S3Latency, WriteFaults};
+use millpond_storage::unreliable::{Controls, Outage};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
@@ -114,22 +114,10 @@ async fn place(
         if start.elapsed() > DURATION {
             break;
         }
-        let (store, controls) = world.honest.behind(Faults {
-            seed: rng.random(),
-            write: WriteFaults {
-                late_by_max: LATE_BY_MAX,
-                ..WriteFaults::each(0.08)
-            },
-            read_error: 0.1,
-            latency: Some(S3Latency::default()),
-        });
-        let store = store.with_request_timeout(Duration::from_secs(5));
+        let (store, controls, config) = world.faulty(&mut rng, LATE_BY_MAX);
         let config = Config {
-            linger: Duration::from_millis(rng.random_range(1..200)),
-            segment_raw_bytes: rng.random_range(1..200),
             memory_limit: 12 << 10,
-            start_timeout: Duration::from_secs(3),
-            ..config()
+            ..config
         };
         let (environment, mut registry) = (Seeded::running(start, rng.random()), Registry::default());
         let started = Producer::start_in(environment, store, config, &mut registry).await;

@@ -13,7 +13,7 @@ use millpond_producer::{
     Submitted,
 };
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Fault, Faults, On, Outage, S3Latency, WriteFaults};
+use millpond_storage::unreliable::{Fault, Faults, On, Outage};
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -267,23 +267,7 @@ async fn bridge(store: &Store, producer: &Producer, rng: &mut StdRng, until: Ins
 async fn bridges(world: &World, start: Instant, mut rng: StdRng) {
     let mut frozen = Vec::new();
     while start.elapsed() < DURATION {
-        let (store, controls) = world.honest.behind(Faults {
-            seed: rng.random(),
-            write: WriteFaults {
-                late_by_max: LATE_BY_MAX,
-                ..WriteFaults::each(0.08)
-            },
-            read_error: 0.1,
-            latency: Some(S3Latency::default()),
-        });
-        let store = store.with_request_timeout(Duration::from_secs(5));
-        let config = Config {
-            linger: Duration::from_millis(rng.random_range(1..200)),
-            segment_raw_bytes: rng.random_range(1..200),
-            memory_limit: 16 << 10,
-            start_timeout: Duration::from_secs(3),
-            ..config()
-        };
+        let (store, controls, config) = world.faulty(&mut rng, LATE_BY_MAX);
         let environment = Seeded::running(start, rng.random());
         let started = Producer::start_in(environment, store.clone(), config, &mut Registry::default()).await;
         let Ok(producer) = started else { continue };

@@ -13,9 +13,11 @@ pub(crate) use millpond_producer::testing::{START_MS, Seeded};
 use millpond_producer::{Append, AppendError, ClientId, Committed, Config, Numbered, Numbers, Producer};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Controls, Faults, Unreliable};
+use millpond_storage::unreliable::{Controls, Faults, S3Latency, Unreliable, WriteFaults};
 use object_store::memory::InMemory;
 use prometheus_client::registry::Registry;
+use rand::RngExt;
+use rand::rngs::StdRng;
 
 pub(crate) const STREAM: &str = "events.test";
 
@@ -58,6 +60,31 @@ impl World {
         Producer::start_in(environment, self.store.clone(), config, &mut registry)
             .await
             .unwrap()
+    }
+
+    /// The store behind another unreliable network, whose requests fail or land late, and small settings for a producer of it.
+    pub(crate) fn faulty(&self, rng: &mut StdRng, late_by_max: Duration) -> (Store, Controls, Config) {
+        let (store, controls) = self.honest.behind(Faults {
+            seed: rng.random(),
+            write: WriteFaults {
+                late_by_max,
+                ..WriteFaults::each(0.08)
+            },
+            read_error: 0.1,
+            latency: Some(S3Latency::default()),
+        });
+        let config = Config {
+            linger: Duration::from_millis(rng.random_range(1..200)),
+            segment_raw_bytes: rng.random_range(1..200),
+            memory_limit: 16 << 10,
+            start_timeout: Duration::from_secs(3),
+            ..config()
+        };
+        (
+            store.with_request_timeout(Duration::from_secs(5)),
+            controls,
+            config,
+        )
     }
 
     pub(crate) async fn manifest(&self) -> Snapshot<Manifest> {
