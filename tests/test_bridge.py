@@ -71,18 +71,20 @@ def _sender(kafka, **settings: object) -> Producer:
     )
 
 
-def _send(kafka, topic: str, numbers: range) -> None:
+def _send(kafka, topic: str, numbers: range, partition: int | None = None) -> None:
+    """Sends numbered records to one partition, or to all by their keys."""
     sender = _sender(kafka)
     for number in numbers:
-        sender.produce(topic, json.dumps({"n": number}).encode(), key=str(number).encode())
+        place = {"key": str(number).encode()} if partition is None else {"partition": partition}
+        sender.produce(topic, json.dumps({"n": number}).encode(), **place)
     assert sender.flush(4 * PATIENCE) == 0
 
 
-def _send_to(kafka, topic: str, partition: int, numbers: range) -> None:
-    sender = _sender(kafka)
-    for number in numbers:
-        sender.produce(topic, json.dumps({"n": number}).encode(), partition=partition)
-    assert sender.flush(4 * PATIENCE) == 0
+def _delete(kafka, topic: str, below: int) -> None:
+    """Deletes the records of partition 0 below an offset, as retention does."""
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    for deleted in admin.delete_records([TopicPartition(topic, 0, below)]).values():
+        deleted.result(PATIENCE)
 
 
 def _rows(site, stream: str) -> list[dict]:
@@ -256,17 +258,12 @@ def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topi
     bridge = _bridge(site, kafka, topic)
     eventually("all", lambda: bridge.metric(READ) == 300)
     assert bridge.terminate() == 0
-    sender = _sender(kafka)
-    for number in range(300, 320):
-        sender.produce(topic, json.dumps({"n": number}).encode(), partition=0)
-    assert sender.flush(PATIENCE) == 0
-    admin = AdminClient({"bootstrap.servers": kafka.address})
+    _send(kafka, topic, range(300, 320), partition=0)
     low, high = Consumer(
         {"bootstrap.servers": kafka.address, "group.id": "look"}
     ).get_watermark_offsets(TopicPartition(topic, 0), PATIENCE)
     assert low == 0
-    for deleted in admin.delete_records([TopicPartition(topic, 0, high - 5)]).values():
-        deleted.result(PATIENCE)
+    _delete(kafka, topic, high - 5)
     stopped = site.add(Bridge(site.directory, site.buffer, kafka, topic, name="stopped"))
     stopped.start()
     wanted = f"use --accept-gap {topic}/0"
@@ -282,15 +279,13 @@ def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topi
 
 
 def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic):
-    _send_to(kafka, topic, 0, range(20))
+    _send(kafka, topic, range(20), partition=0)
     bridge = _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0")
     eventually("all", lambda: bridge.metric(READ) == 20)
     bridge.send(signal.SIGSTOP)
-    _send_to(kafka, topic, 0, range(20, 40))
-    admin = AdminClient({"bootstrap.servers": kafka.address})
-    for deleted in admin.delete_records([TopicPartition(topic, 0, 35)]).values():
-        deleted.result(PATIENCE)
-    _send_to(kafka, topic, 0, range(40, 45))
+    _send(kafka, topic, range(20, 40), partition=0)
+    _delete(kafka, topic, 35)
+    _send(kafka, topic, range(40, 45), partition=0)
     bridge.send(signal.SIGCONT)
     expected = Counter([*range(20), *range(35, 45)])
     eventually("what is there", lambda: _numbers(site, topic) == expected)
@@ -308,9 +303,9 @@ def test_a_partition_without_a_leader_does_not_hold_up_the_others(site, tmp_path
         wanted = NewTopic(name, len(nodes), replica_assignment=[[node] for node in nodes])
         for made in admin.create_topics([wanted]).values():
             made.result(PATIENCE)
-    _send_to(kafka, topic, 0, range(10))
+    _send(kafka, topic, range(10), partition=0)
     other.kill()
-    _send_to(kafka, topic, 1, range(10, 20))
+    _send(kafka, topic, range(10, 20), partition=1)
     bridge = Bridge(site.directory, site.buffer, kafka, topic)
     site.add(bridge).start()
     expected = Counter(range(10, 20))
