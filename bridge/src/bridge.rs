@@ -40,7 +40,7 @@ const NOT_COMMITTED: &str = "records are not committed";
 const PLACE: &str = "waiting for the place of a partition";
 const TOPIC: &str = "a topic is missing";
 
-/// The wait for a record when there is none.
+/// How long a poll waits for its first record.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Records to take from librdkafka before the messages go to the producer.
@@ -134,7 +134,7 @@ impl Bridge {
                 reason,
             });
         }
-        // What is in flight never waits for the producer's memory.
+        // With half of the producer's memory, a message never has to wait for the rest of it.
         config.in_flight_bytes = config.in_flight_bytes.min(producer.budget().limit() / 2);
         Ok(Bridge {
             positions: Positions {

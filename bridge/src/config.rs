@@ -94,7 +94,8 @@ impl Config {
                 (ahead >> 10).min(2_097_151).to_string(),
             )
             .set("queued.min.messages", "10000")
-            // Of each broker, compressed: a response is decompressed as a whole. librdkafka raises both for a larger batch.
+            // Both limits count compressed bytes, and the second one applies to each broker. They are small because a response is
+            // decompressed as a whole. librdkafka exceeds them for a batch that is larger.
             .set("fetch.message.max.bytes", (256 << 10).to_string())
             .set(
                 "fetch.max.bytes",

@@ -86,7 +86,7 @@ impl fmt::Display for BatchId {
     }
 }
 
-/// What a sink keeps between the keys of a batch and its chunks. Only the sink knows what it is.
+/// Data that a sink keeps from reading the keys of a batch until it cuts the chunks. The consumer only passes it on.
 #[derive(Default)]
 pub struct Opened(Option<Box<dyn Any + Send>>);
 
@@ -99,7 +99,7 @@ impl Opened {
         Opened(Some(Box::new(kept)))
     }
 
-    /// What was kept. `None`: nothing, or something else.
+    /// Returns the data, or `None` if there is none of this type.
     pub fn into_inner<T: Any>(self) -> Option<T> {
         let kept = self.0?.downcast().ok()?;
         Some(*kept)

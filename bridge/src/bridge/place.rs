@@ -35,8 +35,7 @@ enum Place {
 }
 
 impl Loop {
-    /// Takes note of the group's assignment. Each partition is read as soon as its place is known, so one without an answer does
-    /// not hold up the others, and the group is answered at once.
+    /// Takes note of the group's assignment, and answers the group at once. Each partition is read as soon as its place is known.
     pub(super) fn take_over(&mut self, partitions: &[Partition]) {
         self.forget_partitions();
         self.session += 1;

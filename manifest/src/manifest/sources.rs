@@ -112,9 +112,9 @@ impl Manifest {
         (row.shard == self.shard).then_some(row.next)
     }
 
-    /// Replaces the row of a partition without any records, if it is `expected` (`None`: if there is none). The new row has
-    /// the next incarnation, whatever the caller gives: a bridge that stands still may have records of an earlier life of
-    /// the topic, and their offsets may begin where the new position is.
+    /// Sets the position of a partition without appending records, if the present row is `expected`, or if there is no row
+    /// and `expected` is `None`. The new row gets the next incarnation, whatever the caller passes: a frozen bridge may still
+    /// hold records of an earlier topic with this name, whose offsets may begin at the new position.
     ///
     /// # Errors
     /// See [`SourceRefusal`].

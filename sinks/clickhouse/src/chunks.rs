@@ -75,7 +75,7 @@ trait Waiting {
 pub(crate) struct Event<'p> {
     pub(crate) table: Table,
     pub(crate) plan: &'p Plan,
-    /// What [`open`] has kept of the batch.
+    /// The rows that [`open`] has kept.
     pub(crate) opened: Opened,
 }
 
