@@ -8,7 +8,15 @@ from collections import Counter
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
 
 from harness.corpus import record, request
 from harness.kafka import Bridge, Kafka, needs_kafka
@@ -32,10 +40,15 @@ encoding = "raw"
 
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory):
-    # A broker that was killed is let in again after this time.
     directory = tmp_path_factory.mktemp("kafka")
-    users = {"bridge": PASSWORD}
-    kafka = Kafka(directory, users=users, broker_session_timeout_ms=6_000).format().up()
+    settings = {
+        # A broker that was killed is let in again after this time.
+        "broker_session_timeout_ms": 6_000,
+        "authorizer_class_name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super_users": "User:ANONYMOUS",
+        "allow_everyone_if_no_acl_found": "true",
+    }
+    kafka = Kafka(directory, users={"bridge": PASSWORD}, **settings).format().up()
     yield kafka
     kafka.kill()
 
@@ -85,6 +98,17 @@ def _delete(kafka, topic: str, below: int) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.address})
     for deleted in admin.delete_records([TopicPartition(topic, 0, below)]).values():
         deleted.result(PATIENCE)
+
+
+def _right(topic: str, operation: AclOperation) -> AclBinding:
+    """The right of the bridge's user to do this with a topic, and nothing else."""
+    pattern = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL)
+    return AclBinding(*pattern, "User:bridge", "*", operation, AclPermissionType.ALLOW)
+
+
+def _grant(admin: AdminClient, right: AclBinding) -> None:
+    for made in admin.create_acls([right]).values():
+        made.result(PATIENCE)
 
 
 def _rows(site, stream: str) -> list[dict]:
@@ -173,6 +197,22 @@ def test_a_header_that_is_no_text_and_a_record_to_skip(site, kafka):
     assert "value" not in skipped
 
 
+def test_a_record_with_more_headers_than_librdkafka_takes(site, kafka):
+    topic = "headers"
+    _create(kafka, topic, partitions=1)
+    produce_bytes(kafka.address, topic, b'{"n":0}', [(b"h", b"")] * 100_001)
+    _send(kafka, topic, range(1, 2))
+    file = site.directory / "topics.toml"
+    file.write_text(f'[[topic]]\nname = "{topic}"\nencoding = "raw"\n')
+    bridge = _bridge(site, kafka, topic, "--kafka-topics", file)
+    eventually("both records", lambda: bridge.metric(READ) == 2)
+    assert bridge.terminate() == 0
+    assert [row["record"]["value"] for row in _rows(site, topic)] == ['{"n": 1}']
+    [rejected] = [row["record"] for row in _rows(site, "bridge.rejected")]
+    assert "100,000" in rejected["reason"]
+    assert rejected["value"] == '{"n":0}'
+
+
 def test_two_streams_each_have_all_of_a_topic(site, kafka, topic):
     _send(kafka, topic, range(30))
     file = site.directory / "topics.toml"
@@ -236,6 +276,20 @@ def test_a_frozen_bridge_continues_after_another_has_its_partitions(site, kafka,
         assert bridge.terminate() == 0
 
 
+def test_a_bridge_that_lost_its_partitions_while_it_was_frozen_can_stop(site, kafka, topic):
+    first = _bridge(site, kafka, topic, name="first")
+    eventually("partitions", lambda: first.metric("millpond_bridge_partitions") == 3)
+    first.send(signal.SIGSTOP)
+    second = _bridge(site, kafka, topic, name="second")
+    eventually(
+        "the partitions", lambda: second.metric("millpond_bridge_partitions") == 3, 4 * PATIENCE
+    )
+    first.send(signal.SIGTERM)
+    first.send(signal.SIGCONT)
+    assert first.wait() == 0
+    assert second.terminate() == 0
+
+
 def test_aborted_transactions_leave_no_records(site, kafka, topic):
     sender = _sender(kafka, **{"transactional.id": topic})
     sender.init_transactions(4 * PATIENCE)
@@ -294,29 +348,33 @@ def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic
     eventually("ready", bridge.ready)
 
 
-def test_a_partition_without_a_leader_does_not_hold_up_the_others(site, tmp_path):
+def test_partitions_without_a_leader_do_not_hold_up_the_others(site, tmp_path):
     # A broker that was killed is let in again after this time.
     kafka = Kafka(tmp_path, "first", broker_session_timeout_ms=6_000).format().up()
     other = Kafka(tmp_path, "second", beside=kafka).format().up()
     topic = "two-brokers"
     admin = AdminClient({"bootstrap.servers": kafka.address})
-    # The group's own topic is on the broker that stays.
-    for name, nodes in (("__consumer_offsets", [kafka.node]), (topic, [other.node, kafka.node])):
+    # The group's own topic is on the broker that stays. Half of the others lose their leader.
+    half = 8
+    places = (("__consumer_offsets", [kafka.node]), (topic, [other.node, kafka.node] * half))
+    for name, nodes in places:
         wanted = NewTopic(name, len(nodes), replica_assignment=[[node] for node in nodes])
         for made in admin.create_topics([wanted]).values():
             made.result(PATIENCE)
-    _send(kafka, topic, range(10), partition=0)
+    for partition in range(0, 2 * half, 2):
+        _send(kafka, topic, range(partition, partition + 1), partition)
     other.kill()
-    _send(kafka, topic, range(10, 20), partition=1)
+    for partition in range(1, 2 * half, 2):
+        _send(kafka, topic, range(partition, partition + 1), partition)
     bridge = Bridge(site.directory, site.buffer, kafka, topic)
     site.add(bridge).start()
-    expected = Counter(range(10, 20))
-    eventually("the other partition", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
-    assert f"the offsets of {topic}/0" in bridge.messages()
+    expected = Counter(range(1, 2 * half, 2))
+    eventually("the other partitions", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    assert f"the offsets of {topic}/" in bridge.messages()
     assert not bridge.ready()
     other.up()
-    expected += Counter(range(10))
-    eventually("both partitions", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    expected = Counter(range(2 * half))
+    eventually("all partitions", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
     eventually("ready", bridge.ready)
     assert bridge.terminate() == 0
     for broker in (other, kafka):
@@ -395,6 +453,26 @@ def test_a_password(site, kafka, topic):
     password.write_text(f"{PASSWORD}\n")
     _bridge(site, kafka, topic, *flags)
     eventually("its records", lambda: _numbers(site, topic) == Counter(range(10)))
+
+
+def test_a_topic_that_must_not_be_read(site, kafka, topic):
+    _send(kafka, topic, range(10))
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    _grant(admin, _right(topic, AclOperation.DESCRIBE))
+    password = site.directory / "password"
+    password.write_text(PASSWORD)
+    flags = ("--brokers", kafka.secure_address, "--sasl", "PLAIN", "--sasl-user", "bridge")
+    flags += ("--sasl-password-file", password)
+    bridge = Bridge(site.directory, site.buffer, kafka, topic, *flags)
+    site.add(bridge).start()
+    page = f"http://{bridge.admin}/readyz"
+    eventually("the reason", lambda: "Kafka refuses records" in http_get(page)[1])
+    # The right to describe the topic is there, so nothing else is missing.
+    eventually("the places", lambda: bridge.metric("millpond_bridge_partitions") == 3)
+    assert "Kafka refuses records" in http_get(page)[1]
+    _grant(admin, _right(topic, AclOperation.READ))
+    eventually("its records", lambda: _numbers(site, topic) == Counter(range(10)), 4 * PATIENCE)
+    eventually("ready", bridge.ready, 4 * PATIENCE)
 
 
 def test_mistakes_are_named(site, kafka):

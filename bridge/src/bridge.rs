@@ -3,6 +3,7 @@
 //! stays in its group.
 
 mod place;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,27 +14,31 @@ use millpond_producer::{Append, AppendError, Committed, Producer};
 use millpond_runtime::{Level, Readiness, blocking};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
+use rdkafka::ClientConfig;
 use rdkafka::config::FromClientConfigAndContext;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message};
-use rdkafka::topic_partition_list::TopicPartitionList;
-use rdkafka::{ClientConfig, Offset};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{Change, Context, Partition};
+use crate::client::{Change, Context, Partition, unsigned};
 use crate::config::Config;
 use crate::headers::headers;
-use crate::metrics::{FailureLabels, Metrics, PartitionLabels, TopicLabels};
+use crate::metrics::{FailureLabels, Metrics, TopicLabels};
 use crate::partition::{Reading, reason};
-use crate::position::Positions;
+use crate::places::{NoPlace, Places};
+use crate::position::{Position, Positions};
 use crate::records::{Batch, REJECTED};
+use watch::{Refused, Topics};
 
 /// The waits that `/readyz` shows.
 const KAFKA: &str = "waiting for Kafka";
+const GROUP: &str = "waiting for Kafka's group";
+const REFUSED: &str = "Kafka refuses records";
 const POSITION: &str = "waiting for the store (positions)";
 const GAP: &str = "a partition is stopped";
 const NOT_COMMITTED: &str = "records are not committed";
@@ -45,12 +50,6 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Records to take from librdkafka before the messages go to the producer.
 const TAKEN_MAX: usize = 2_000;
-
-/// Time between two commits of offsets to Kafka, and between two updates of the lags.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Time between two questions about topics that Kafka does not have.
-const TOPICS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a member that loses its partitions waits for its messages. Not a rule: what lands later is the new member's
 /// refusal.
@@ -157,9 +156,17 @@ impl Bridge {
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), BridgeError> {
         let client: ClientConfig = self.config.client();
         let consumer = BaseConsumer::from_config_and_context(&client, Context::default());
-        let consumer = consumer.map_err(BridgeError::Client)?;
+        let consumer = Arc::new(consumer.map_err(BridgeError::Client)?);
         let environment = Arc::clone(&self.positions.environment);
-        let unseen = self.config.topics.clone();
+        // The loop may also end by itself, and what it has asked ends with it.
+        let shutdown = shutdown.child_token();
+        let places = Places::new(
+            Arc::clone(&consumer),
+            self.positions.clone(),
+            self.config.from,
+            self.config.accepted_gaps.clone(),
+            shutdown.clone(),
+        );
         let (outcomes, ended) = mpsc::channel(OUTCOMES);
         let running = Loop {
             bridge: self,
@@ -168,14 +175,22 @@ impl Bridge {
             cluster: String::new(),
             source: String::new(),
             readings: HashMap::new(),
+            stopped: Vec::new(),
             session: 0,
+            without_group: None,
+            places: Arc::new(places),
+            asked: JoinSet::new(),
+            must_assign: false,
+            assigned_at: None,
             in_flight_bytes: 0,
             is_paused: false,
             outcomes,
             ended,
+            last_error: None,
+            refused: None,
             reported_at: Instant::now(),
-            unseen,
-            looked_at: None,
+            topics_asked_at: None,
+            is_asking_for_topics: false,
             shutdown,
         };
         blocking::compute(&*environment, move || running.run()).await
@@ -195,32 +210,63 @@ struct Outcome {
     result: Result<Committed, AppendError>,
 }
 
+/// An answer that the loop does not wait for.
+enum Answer {
+    /// About the place of a partition.
+    Place {
+        partition: Partition,
+        /// The assignment that needs it.
+        session: u64,
+        place: Result<Position, NoPlace>,
+    },
+    /// About the topics.
+    Topics(Topics),
+}
+
 struct Loop {
     bridge: Bridge,
-    consumer: BaseConsumer<Context>,
+    consumer: Arc<BaseConsumer<Context>>,
     handle: Handle,
     /// The id of Kafka's cluster.
     cluster: String,
     /// Its name in the buffer.
     source: String,
     readings: HashMap<Partition, Reading>,
+    /// Why partitions are not read until an operator acts.
+    stopped: Vec<String>,
     /// Counts the assignments.
     session: u64,
+    /// Since when the group has assigned nothing. `None`: it has.
+    without_group: Option<Instant>,
+    places: Arc<Places>,
+    asked: JoinSet<Answer>,
+    /// Partitions are to be read from other places than librdkafka knows.
+    must_assign: bool,
+    assigned_at: Option<Instant>,
     in_flight_bytes: usize,
     is_paused: bool,
     outcomes: mpsc::Sender<Outcome>,
     ended: mpsc::Receiver<Outcome>,
+    /// The last error of librdkafka since the last assignment.
+    last_error: Option<String>,
+    refused: Option<Refused>,
     reported_at: Instant,
-    /// Topics that Kafka has not shown yet, and when it was asked.
-    unseen: Vec<String>,
-    looked_at: Option<Instant>,
+    topics_asked_at: Option<Instant>,
+    is_asking_for_topics: bool,
     shutdown: CancellationToken,
 }
 
 impl Drop for Loop {
     /// The end of librdkafka's client waits until the partitions are given back, on each way out of the loop.
     fn drop(&mut self) {
+        self.shutdown.cancel();
+        // The client ends on this thread, and not on that of a question, which nobody waits for. Each has a time limit.
+        while self.handle.block_on(self.asked.join_next()).is_some() {}
         self.consumer.context().close();
+        // The group may have taken the partitions away, and the loop has not answered.
+        if let Err(error) = self.consumer.unassign() {
+            tracing::debug!("Kafka's client keeps its partitions: {error}");
+        }
     }
 }
 
@@ -231,6 +277,7 @@ impl Loop {
         }
         let topics: Vec<&str> = self.bridge.config.topics.iter().map(String::as_str).collect();
         self.consumer.subscribe(&topics).map_err(BridgeError::Client)?;
+        self.without_group = Some(Instant::now());
         while !self.shutdown.is_cancelled() {
             while let Some(change) = self.consumer.context().change() {
                 self.follow(change);
@@ -238,18 +285,34 @@ impl Loop {
             while let Ok(outcome) = self.ended.try_recv() {
                 self.end(&outcome);
             }
-            self.read_again()?;
+            while let Some(answer) = self.asked.try_join_next() {
+                self.take_answer(answer)?;
+            }
+            self.look_for_places();
+            self.read_again();
             self.throttle();
             self.poll();
             self.check_cluster()?;
             self.submit();
-            if self.reported_at.elapsed() >= REPORT_INTERVAL {
-                self.report(CommitMode::Async);
-                self.look_for_topics();
-            }
+            self.watch();
         }
         self.stop();
         Ok(())
+    }
+
+    fn take_answer(&mut self, answer: Result<Answer, JoinError>) -> Result<(), BridgeError> {
+        // Nobody aborts a question, so its only other end is a panic.
+        match answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+            Answer::Place {
+                partition,
+                session,
+                place,
+            } => self.settle(&partition, session, place),
+            Answer::Topics(topics) => {
+                self.found_topics(topics);
+                Ok(())
+            }
+        }
     }
 
     /// Waits for the id of Kafka's cluster. Returns false if the bridge stops.
@@ -291,8 +354,9 @@ impl Loop {
             Change::Assigned(partitions) => self.take_over(&partitions),
             Change::Revoked => {
                 self.wait_for_outcomes(REVOKED_WAIT);
-                self.report(CommitMode::Sync);
+                self.commit_offsets(CommitMode::Sync);
                 self.forget_partitions();
+                self.without_group = Some(Instant::now());
                 if let Err(error) = self.consumer.unassign() {
                     tracing::warn!("Kafka's client keeps its partitions: {error}");
                 }
@@ -309,6 +373,14 @@ impl Loop {
             self.bridge.readiness.goes_on(wait);
         }
         self.readings.clear();
+        self.stopped.clear();
+        self.last_error = None;
+    }
+
+    /// Reads all partitions again from the manifest's positions.
+    fn fail_all(&mut self) {
+        let now = Instant::now();
+        self.readings.values_mut().for_each(|reading| reading.fail(now));
     }
 
     /// Stops reading while much is in flight.
@@ -346,7 +418,8 @@ impl Loop {
             ..
         } = self;
         let mut wait = POLL;
-        let (mut lost, mut bytes) = (false, 0);
+        let mut bytes = 0;
+        let mut failed = None;
         for _ in 0..TAKEN_MAX {
             match consumer.poll(wait) {
                 None => break,
@@ -359,17 +432,29 @@ impl Loop {
                     }
                 }
                 Some(Err(error)) => {
-                    lost |= error.rdkafka_error_code().is_some_and(has_skipped);
-                    bridge.readiness.waits(KAFKA, error, Level::Warn);
+                    failed = Some(error);
                     break;
                 }
             }
         }
-        if lost {
-            // Which partition it was follows from the positions.
-            let now = Instant::now();
-            readings.values_mut().for_each(|reading| reading.fail(now));
+        if let Some(error) = failed {
+            self.take_error(&error);
         }
+    }
+
+    fn take_error(&mut self, error: &KafkaError) {
+        let reason = error.to_string();
+        match error.rdkafka_error_code() {
+            Some(RDKafkaErrorCode::TopicAuthorizationFailed) => self.refused(&reason),
+            code => {
+                self.bridge.readiness.waits(KAFKA, &reason, Level::Warn);
+                if code.is_some_and(has_skipped) {
+                    // Which partition it was follows from the positions.
+                    self.fail_all();
+                }
+            }
+        }
+        self.last_error = Some(reason);
     }
 
     /// Hands the messages to the producer.
@@ -480,73 +565,6 @@ impl Loop {
         reading.ended(outcome.result.is_ok().then_some(outcome.to), Instant::now());
     }
 
-    /// Tells Kafka's tools and the metrics how far the bridge is.
-    fn report(&mut self, mode: CommitMode) {
-        self.reported_at = Instant::now();
-        let mut list = TopicPartitionList::new();
-        for (partition, reading) in &self.readings {
-            let (topic, number) = partition;
-            let Some(committed) = reading.committed else {
-                continue;
-            };
-            let offset = Offset::Offset(signed(committed));
-            if list
-                .add_partition_offset(topic, number.cast_signed(), offset)
-                .is_err()
-            {
-                continue;
-            }
-            let labels = PartitionLabels {
-                topic: topic.clone(),
-                partition: *number,
-            };
-            if let Some(end) = self.consumer.context().end(partition) {
-                let lag = end.saturating_sub(committed);
-                let lag = i64::try_from(lag).unwrap_or(i64::MAX);
-                self.bridge.metrics.lag.get_or_create(&labels).set(lag);
-            }
-        }
-        if list.count() > 0
-            && let Err(error) = self.consumer.commit(&list, mode)
-        {
-            // For tools only: nothing depends on it.
-            tracing::debug!("offsets were not committed to Kafka: {error}");
-        }
-        let context = self.consumer.context();
-        match context.problem() {
-            Some(problem) => self.bridge.readiness.waits(KAFKA, problem, Level::Warn),
-            None if context.is_connected() => self.bridge.readiness.goes_on(KAFKA),
-            None => {}
-        }
-    }
-
-    /// A topic that does not exist has no partitions, so nothing else would show that it is missing.
-    fn look_for_topics(&mut self) {
-        if self.looked_at.is_some_and(|at| at.elapsed() < TOPICS_INTERVAL) {
-            return;
-        }
-        let mut missing = None;
-        let client = self.consumer.client();
-        self.unseen.retain(|topic| {
-            let Ok(found) = client.fetch_metadata(Some(topic), Duration::from_secs(1)) else {
-                return true;
-            };
-            let [found] = found.topics() else { return true };
-            let reason = match found.error() {
-                Some(error) => RDKafkaErrorCode::from(error).to_string(),
-                None if found.partitions().is_empty() => "it has no partitions".to_owned(),
-                None => return false,
-            };
-            missing = Some(format!("{topic}: {reason}. Create it, or correct --topics"));
-            true
-        });
-        match missing {
-            Some(reason) => self.bridge.readiness.waits(TOPIC, reason, Level::Warn),
-            None => self.bridge.readiness.goes_on(TOPIC),
-        }
-        self.looked_at = (!self.unseen.is_empty()).then(Instant::now);
-    }
-
     fn wait_for_outcomes(&mut self, most: Duration) {
         let until = Instant::now() + most;
         while self.in_flight_bytes > 0 {
@@ -561,8 +579,10 @@ impl Loop {
     /// Commits what was read, and leaves the group.
     fn stop(&mut self) {
         self.wait_for_outcomes(self.bridge.config.grace);
-        // The end of the client leaves the group.
-        self.report(CommitMode::Sync);
+        // The end of the client leaves the group. It waits for the commit, which a Kafka that is away would hold up.
+        if self.bridge.readiness.reason(KAFKA).is_none() {
+            self.commit_offsets(CommitMode::Async);
+        }
     }
 }
 
@@ -595,29 +615,25 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
         value: message.payload(),
         headers: Headers::of([], &mut none),
     };
-    let with_headers = |buffer| Record {
-        headers: Headers::of(headers(message), buffer),
+    let with_headers = |headers, buffer| Record {
+        headers: Headers::of(headers, buffer),
         ..without_headers
     };
     let offset = unsigned(message.offset());
     let added = match reading.batches.has_metadata() {
-        true => reading.batches.add(offset, &with_headers(&mut buffer)),
+        _ if offset < reading.batches.position() => return,
         false => reading.batches.add(offset, &without_headers),
+        true => match headers(message) {
+            Ok(headers) => reading.batches.add(offset, &with_headers(headers, &mut buffer)),
+            Err(reason) => Err(reason.to_owned()),
+        },
     };
     if let Err(reason) = added {
-        // Its row in the stream of rejected records has all of it.
+        // Its row in the stream of rejected records has all of it that can be read.
+        let headers = headers(message).unwrap_or_default();
         let mut buffer = Vec::new();
         reading
             .batches
-            .reject(offset, &with_headers(&mut buffer), &reason);
+            .reject(offset, &with_headers(headers, &mut buffer), &reason);
     }
-}
-
-/// Kafka's offsets have 63 bits.
-fn signed(offset: u64) -> i64 {
-    i64::try_from(offset).unwrap_or(i64::MAX)
-}
-
-fn unsigned(offset: i64) -> u64 {
-    u64::try_from(offset).unwrap_or_default()
 }

@@ -27,6 +27,7 @@ struct Notes {
     ends: HashMap<Partition, u64>,
     problem: Option<String>,
     is_connected: bool,
+    is_committing: bool,
     is_closing: bool,
 }
 
@@ -47,6 +48,16 @@ impl Context {
     /// The end of a partition, as far as Kafka has told it.
     pub(crate) fn end(&self, partition: &Partition) -> Option<u64> {
         self.notes().ends.get(partition).copied()
+    }
+
+    /// Takes note of a commit of offsets that Kafka has not answered.
+    pub(crate) fn commits(&self) {
+        self.notes().is_committing = true;
+    }
+
+    /// Returns true if Kafka has not answered a commit of offsets. librdkafka begins no partition in the meantime.
+    pub(crate) fn is_committing(&self) -> bool {
+        self.notes().is_committing
     }
 
     /// From now on partitions are given back at once: the loop is over.
@@ -123,9 +134,19 @@ impl ConsumerContext for Context {
     }
 
     fn commit_callback(&self, result: KafkaResult<()>, _: &TopicPartitionList) {
+        self.notes().is_committing = false;
         if let Err(error) = result {
             // For tools only: nothing depends on it.
             tracing::debug!("offsets were not committed to Kafka: {error}");
         }
     }
+}
+
+/// Kafka's offsets have 63 bits.
+pub(crate) fn signed(offset: u64) -> i64 {
+    i64::try_from(offset).unwrap_or(i64::MAX)
+}
+
+pub(crate) fn unsigned(offset: i64) -> u64 {
+    u64::try_from(offset).unwrap_or_default()
 }

@@ -10,6 +10,7 @@ mod config;
 mod headers;
 mod metrics;
 mod partition;
+mod places;
 mod position;
 mod records;
 

@@ -6,10 +6,30 @@ use millpond_manifest::{ClientId, SourcePartition};
 use millpond_producer::{AppendError, ClientRefusal, Numbered, Numbers};
 use tokio::time::{Duration, Instant};
 
+use crate::position::Position;
 use crate::records::{Batch, Batches};
 
 const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The longest pause before a partition's place is looked for again.
+const LOOK_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The longest pause before a partition is read again. All others are fetched anew with it, so one that always fails must
+/// be rare.
+const READ_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// What happens with a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Its place is to be found, no earlier than this.
+    Due(Option<Instant>),
+    /// Somebody looks for its place.
+    Sought,
+    /// It is read from here with the next assignment.
+    Found(Position),
+    /// Its records are taken.
+    Read,
+}
 
 /// A partition from its assignment on.
 #[derive(Debug)]
@@ -22,11 +42,8 @@ pub(crate) struct Reading {
     /// of an offset that means nothing, since `--from committed` and the consumer before the bridge begin there.
     pub(crate) committed: Option<u64>,
     in_flight: usize,
-    /// A message was not committed: the partition is read again from the manifest's position.
-    failed: bool,
+    state: State,
     pause: Duration,
-    /// No earlier than this.
-    again_at: Option<Instant>,
 }
 
 impl Reading {
@@ -38,9 +55,8 @@ impl Reading {
             committed: None,
             batches,
             in_flight: 0,
-            failed: true,
+            state: State::Due(None),
             pause: PAUSE_MIN,
-            again_at: None,
         }
     }
 
@@ -60,7 +76,7 @@ impl Reading {
 
     /// Returns true if records are of use: none was lost on the way to the log.
     pub(crate) fn takes_records(&self) -> bool {
-        !self.failed
+        self.state == State::Read
     }
 
     /// A message is with the producer.
@@ -82,30 +98,55 @@ impl Reading {
 
     /// A message cannot reach the log: what follows it must not either.
     pub(crate) fn fail(&mut self, now: Instant) {
-        if !self.failed {
-            self.failed = true;
-            self.again_at = Some(now + self.pause);
-            self.pause = (self.pause * 2).min(PAUSE_MAX);
+        if matches!(self.state, State::Read | State::Found(_)) {
+            self.wait(now, READ_PAUSE_MAX);
         }
     }
 
-    /// Returns true if it is time to read again from the manifest's position.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
-        self.failed && self.in_flight == 0 && self.again_at.is_none_or(|at| at <= now)
+    fn wait(&mut self, now: Instant, longest: Duration) {
+        self.state = State::Due(Some(now + self.pause));
+        self.pause = (self.pause * 2).min(longest);
     }
 
-    /// Another attempt follows later.
+    /// Returns true if it is time to look for the manifest's position.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        let is_time = |at: Option<Instant>| at.is_none_or(|at| at <= now);
+        self.in_flight == 0 && matches!(self.state, State::Due(at) if is_time(at))
+    }
+
+    /// Somebody looks for the place from now on.
+    pub(crate) fn seek(&mut self) {
+        self.state = State::Sought;
+    }
+
+    /// Returns true while somebody looks for the place.
+    pub(crate) fn is_sought(&self) -> bool {
+        self.state == State::Sought
+    }
+
+    /// No place was found: somebody looks for it again later.
     pub(crate) fn postpone(&mut self, now: Instant) {
-        self.again_at = Some(now + self.pause);
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        self.wait(now, LOOK_PAUSE_MAX);
+    }
+
+    /// The next assignment begins here.
+    pub(crate) fn found(&mut self, position: Position) {
+        self.state = State::Found(position);
+    }
+
+    /// Where the next assignment begins, if that is not after the last record.
+    pub(crate) fn begins_at(&self) -> Option<Position> {
+        match self.state {
+            State::Found(position) => Some(position),
+            _ => None,
+        }
     }
 
     /// Reads on from here.
     pub(crate) fn restart(&mut self, batches: Batches) {
         self.committed = Some(batches.position());
         self.batches = batches;
-        self.failed = false;
-        self.again_at = None;
+        self.state = State::Read;
     }
 }
 
@@ -120,7 +161,6 @@ pub(crate) fn reason(error: &AppendError) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::position::Position;
     use millpond_gateway::KafkaTopics;
 
     fn batches(at: u64) -> Batches {
@@ -155,11 +195,22 @@ mod tests {
         reading.ended(Some(9), Instant::now());
         reading.ended(None, Instant::now());
         assert!(!reading.takes_records());
-        let later = Instant::now() + PAUSE_MAX;
+        let later = Instant::now() + READ_PAUSE_MAX;
         assert!(!reading.is_due(later), "a message is in flight");
         reading.ended(None, Instant::now());
         assert!(!reading.is_due(Instant::now()) && reading.is_due(later));
         assert_eq!(reading.committed, Some(9));
+        reading.seek();
+        assert!(
+            !reading.is_due(later) && !reading.takes_records(),
+            "somebody looks for its place"
+        );
+        reading.found(Position {
+            incarnation: 0,
+            next: 7,
+        });
+        // Records of the old assignment may still arrive.
+        assert!(!reading.is_due(later) && !reading.takes_records());
         reading.restart(batches(7));
         assert!(reading.takes_records() && !reading.is_due(later));
         assert_eq!(reading.committed, Some(7));

@@ -18,6 +18,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -337,10 +338,39 @@ async fn serve(
     admin_address: SocketAddr,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
-    let store = tokio::select! {
-        store = args.store.open_patiently(args.create_bucket, &admin) => store?,
+    let drain_timeout = args.drain_timeout.0;
+    let starting = start(&args, config, &admin, admin_address);
+    let (bridge, producer) = tokio::select! {
+        started = starting => started?,
         () = shutdown.cancelled() => return Ok(()),
     };
+    let running = bridge.run(shutdown.clone());
+    tokio::pin!(running);
+    let (ended, left) = tokio::select! {
+        ended = &mut running => (ended, drain_timeout),
+        () = shutdown.cancelled() => {
+            let stopping = Instant::now();
+            let ended = running.await;
+            (ended, drain_timeout.saturating_sub(stopping.elapsed()))
+        }
+    };
+    // The tasks of a producer that has committed everything need a moment to end.
+    producer
+        .drain(left.max(Duration::from_secs(1)))
+        .await
+        .context("records that were read are not committed; the next bridge reads them again")?;
+    ended?;
+    info!("bridge: stopped; the next bridge goes on from the positions in the buffer");
+    Ok(())
+}
+
+async fn start(
+    args: &KafkaArgs,
+    config: Config,
+    admin: &Admin,
+    admin_address: SocketAddr,
+) -> anyhow::Result<(Bridge, Producer)> {
+    let store = args.store.open_patiently(args.create_bucket, admin).await?;
     store
         .self_test()
         .await
@@ -368,12 +398,5 @@ async fn serve(
         args.shard,
         readable(args.memory_limit.0)
     );
-    let ended = bridge.run(shutdown).await;
-    producer
-        .drain(args.drain_timeout.0)
-        .await
-        .context("records that were read are not committed; the next bridge reads them again")?;
-    ended?;
-    info!("bridge: stopped; the next bridge goes on from the positions in the buffer");
-    Ok(())
+    Ok((bridge, producer))
 }
