@@ -28,10 +28,10 @@ type committer struct {
 	view    leaderView
 
 	turns    turns
-	lostLast bool             // another producer was first, and this one has not read the manifest since
-	refused  *storage.Version // the store refused to replace it, and may still show it
-	behind   bool             // the store showed that version again
-	readTook time.Duration    // how long the last read of the manifest took
+	lostLast bool          // another producer was first, and this one has not read the manifest since
+	refused  *refusedState // the store refused to replace it, and may still show it
+	behind   bool          // the store showed that version again
+	readTook time.Duration // how long the last read of the manifest took
 }
 
 // progress is the result of a step.
@@ -182,6 +182,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	races := storage.Backoff{Initial: 20 * time.Millisecond, Max: raceWaitMax}
 	c.readsFirst.begin(&c.commits)
+	c.turns.begin()
 	hasLost := false
 	for len(group) > 0 {
 		if hasLost {
@@ -190,7 +191,10 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 				continue
 			}
 		}
-		c.waitForTurn(group)
+		if c.waitForTurn(group) {
+			hasLost = true
+			continue
+		}
 		if c.commits.mayGrow() {
 			group = c.extend(group, arrivals)
 		}
@@ -282,10 +286,10 @@ func (c *committer) readManifest() progress {
 		c.health.heldUp(committing, err)
 		return heldUp
 	}
-	if found != nil && c.refused != nil && found.Version == *c.refused {
+	if found != nil && c.refused.isShownBy(found) {
 		c.behind = true
 		c.hear(c.commits.read(found))
-		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace", manifest.Key(c.shard)))
+		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace, or an older one", manifest.Key(c.shard)))
 		return heldUp
 	}
 	c.caughtUp()
@@ -298,6 +302,17 @@ func (c *committer) readManifest() progress {
 	}
 	c.lostLast = false
 	return made
+}
+
+// A refusedState is a state that the store refused to replace.
+type refusedState struct {
+	version storage.Version
+	number  uint64 // counts the states
+}
+
+// isShownBy reports whether the store shows that state, or an earlier one.
+func (r *refusedState) isShownBy(found *manifest.Snapshot) bool {
+	return r != nil && (found.Version == r.version || found.State.Stamp.Version < r.number)
 }
 
 // caughtUp records that the store shows what others committed.
@@ -337,7 +352,11 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	case outcome == storage.Committed:
 		return group, made
 	case outcome == storage.Mismatch:
-		c.refused = swap.expected
+		// Of old states that the store shows in turns, the newest counts.
+		number := swap.next.Stamp.Version - 1
+		if swap.expected != nil && (c.refused == nil || number >= c.refused.number) {
+			c.refused = &refusedState{*swap.expected, number}
+		}
 		return group, lostRace
 	}
 	return group, heldUp

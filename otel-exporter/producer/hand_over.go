@@ -9,6 +9,9 @@ import (
 // This file hands a group that lost a race over to the leader: it commits the uploaded segments, in place of another race.
 // The rules of forward.go hold for the number. producer/src/hand_over.rs does the same in Rust.
 
+// turnLook is how often a producer that waits for its turn looks at the manifest.
+const turnLook = time.Second
+
 // handOver has the leader commit the group, if there is one to ask. It returns what is left of the group, and reports
 // whether the leader was asked.
 func (c *committer) handOver(group []uploadedWork) (left []uploadedWork, asked bool) {
@@ -38,17 +41,35 @@ func (c *committer) mayHandOver(group []uploadedWork) bool {
 }
 
 // waitForTurn waits after a lost race as long as others have waited longer. A group that the leader may commit waits only
-// until this producer asks again.
-func (c *committer) waitForTurn(group []uploadedWork) {
-	wait := c.turns.wait(time.Now())
-	if wait <= 0 {
-		return
-	}
-	if c.mayHandOver(group) {
-		if avoided, asks := c.view.avoidedFor(c.commits.producer, time.Now()); asks {
-			wait = min(wait, avoided)
+// until there is a leader to ask: waitForTurn reports that. The turn also ends when those that have waited longer have
+// committed.
+func (c *committer) waitForTurn(group []uploadedWork) (mayAsk bool) {
+	until := time.Now().Add(c.turns.wait(time.Now()))
+	for {
+		pause := min(time.Until(until), turnLook)
+		if pause <= 0 {
+			return false
+		}
+		if c.mayHandOver(group) {
+			if avoided, asks := c.view.avoidedFor(c.commits.producer, time.Now()); asks {
+				pause = min(pause, max(avoided, 0))
+			}
+		}
+		time.Sleep(pause)
+		if c.readManifest() == heldUp {
+			// The step has the pauses for a store that does not answer.
+			c.turns.heldUp()
+			return false
+		}
+		if c.mayHandOver(group) && c.view.follows(c.commits.producer, time.Now()) {
+			return true
+		}
+		if c.commits.knows == current {
+			now := time.Now()
+			c.turns.lost(c.commits.known.State, c.commits.producer, now)
+			if left := now.Add(c.turns.wait(now)); left.Before(until) {
+				until = left
+			}
 		}
 	}
-	time.Sleep(wait)
-	c.commits.doubtKnown()
 }

@@ -92,10 +92,14 @@ func TestAProducerIsReadyWhenTheLeaderHasCommittedItsGroup(t *testing.T) {
 	})
 }
 
-// behindBackend answers reads of the manifest with an old one while it has one.
+// behindBackend answers reads of the manifest with old ones in turns while it has any.
 type behindBackend struct {
 	storage.Backend
-	mutex   sync.Mutex
+	mutex sync.Mutex
+	shown []oldManifest
+}
+
+type oldManifest struct {
 	bytes   []byte
 	version storage.Version
 }
@@ -103,20 +107,29 @@ type behindBackend struct {
 func (b *behindBackend) Get(ctx context.Context, key string, bytesMax int64) ([]byte, storage.Version, error) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	if key == manifest.Key(0) && b.bytes != nil {
-		return b.bytes, b.version, nil
+	if key == manifest.Key(0) && len(b.shown) > 0 {
+		old := b.shown[0]
+		b.shown = append(b.shown[1:], old)
+		return old.bytes, old.version, nil
 	}
 	return b.Backend.Get(ctx, key, bytesMax)
 }
 
-// show lets reads return these bytes from now on; nil ends that.
-func (b *behindBackend) show(bytes []byte, version storage.Version) {
+// show lets reads return these from now on; none ends that.
+func (b *behindBackend) show(old ...oldManifest) {
 	b.mutex.Lock()
 	defer b.mutex.Unlock()
-	b.bytes, b.version = bytes, version
+	b.shown = old
 }
 
 func TestAProducerWhoseStoreStaysBehindPausesAndSaysSo(t *testing.T) {
+	for states := 1; states <= 2; states++ {
+		testAStoreThatStaysBehind(t, states)
+	}
+}
+
+// The store has this many old states, and shows them in turns.
+func testAStoreThatStaysBehind(t *testing.T, states int) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 1)
 		behind := &behindBackend{Backend: w.network}
@@ -127,12 +140,16 @@ func TestAProducerWhoseStoreStaysBehindPausesAndSaysSo(t *testing.T) {
 		}
 		t.Cleanup(func() { w.close(p) })
 		w.mustAppend(p, "first")
-		bytes, version, err := w.network.Get(t.Context(), manifest.Key(0), 1<<20)
-		if err != nil {
-			t.Fatal(err)
+		var old []oldManifest
+		for range states {
+			bytes, version, err := w.network.Get(t.Context(), manifest.Key(0), 1<<20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			old = append(old, oldManifest{bytes, version})
+			w.change(func(*manifest.Manifest) {})
 		}
-		behind.show(bytes, version)
-		w.change(func(*manifest.Manifest) {})
+		behind.show(old...)
 		done := make(chan uint64)
 		go func() { done <- w.mustAppend(p, "waits") }()
 		time.Sleep(time.Minute)
@@ -142,7 +159,7 @@ func TestAProducerWhoseStoreStaysBehindPausesAndSaysSo(t *testing.T) {
 		if waits := p.Waiting(); !strings.Contains(waits, "refused to replace") {
 			t.Errorf("it waits: %q", waits)
 		}
-		behind.show(nil, "")
+		behind.show()
 		<-done
 		w.checkLog("first", "waits")
 		if waits := p.Waiting(); waits != "" {

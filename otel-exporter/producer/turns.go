@@ -58,6 +58,9 @@ func (t *turns) committed(state *manifest.Manifest, producer manifest.ProducerID
 	}
 }
 
+// begin begins a group. The turn of the one before is over, whoever committed it.
+func (t *turns) begin() { t.notBefore = time.Time{} }
+
 // heldUp records that the store did not answer. The time until it does is nobody's turn, so the pace is measured anew.
 func (t *turns) heldUp() { t.own, t.notBefore = nil, time.Time{} }
 

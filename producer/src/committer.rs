@@ -78,8 +78,8 @@ pub(crate) struct Committer {
     pub(crate) turns: Turns,
     /// Another producer was first, and this one has not read the manifest since.
     lost_race: bool,
-    /// The version that the store refused to replace, and that it may still show.
-    refused: Option<Version>,
+    /// The version that the store refused to replace, and that it may still show, with the number of that state.
+    refused: Option<(Version, u64)>,
     /// The store showed that version again.
     is_behind: bool,
     /// How long the last read of the manifest took.
@@ -375,6 +375,7 @@ impl Committer {
         let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(3));
         let mut races = Backoff::new(Duration::from_millis(20), RACE_WAIT_MAX);
         self.reads_first.begin(&mut self.commits);
+        self.turns.begin();
         // Each segment that joins may bring requests that have to leave it, which takes an upload. The others do not wait for
         // all that arrive meanwhile.
         let mut is_settling = false;
@@ -384,6 +385,7 @@ impl Committer {
                 continue;
             }
             if self.wait_for_turn(members).await {
+                has_lost = true;
                 continue;
             }
             if self.commits.may_grow() && !is_settling {
@@ -566,11 +568,11 @@ impl Committer {
                     found.state.buffer_id, self.buffer_id
                 )
             }
-            Ok(Some(found)) if self.refused.as_ref() == Some(&found.version) => {
+            Ok(Some(found)) if self.is_refused(&found) => {
                 self.is_behind = true;
                 let news = self.commits.read(Some(found));
                 self.hear(news);
-                format!("the store shows a version of {key} that it refused to replace")
+                format!("the store shows a version of {key} that it refused to replace, or an older one")
             }
             Ok(found) => {
                 self.caught_up();
@@ -590,6 +592,13 @@ impl Committer {
         };
         self.upload.readiness.waits(COMMIT, problem, Level::Warn);
         Progress::HeldUp
+    }
+
+    /// Returns true if the store shows what it refused to replace, or an earlier state.
+    fn is_refused(&self, found: &Snapshot<Manifest>) -> bool {
+        self.refused
+            .as_ref()
+            .is_some_and(|(version, number)| *version == found.version || found.state.stamp.version < *number)
     }
 
     /// Records that the store shows what another producer committed. A lost race is an answer then: others replace a leader that
@@ -629,6 +638,7 @@ impl Committer {
         expected: Option<Version>,
         next: Manifest,
     ) -> (Answer<Snapshot<Manifest>>, Progress) {
+        let number = next.stamp.version.saturating_sub(1);
         let metrics = &self.upload.metrics;
         let key = layout::manifest(self.upload.shard);
         match cas::swap(&self.upload.store, &key, expected.as_ref(), next).await {
@@ -638,7 +648,11 @@ impl Committer {
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
-                self.refused = expected;
+                // Of old states that the store shows in turns, the newest counts.
+                let is_newest = self.refused.as_ref().is_none_or(|(_, newest)| number >= *newest);
+                if is_newest {
+                    self.refused = expected.map(|version| (version, number));
+                }
                 (Answer::Mismatch, Progress::LostRace)
             }
             Swap::Unknown(error) => {

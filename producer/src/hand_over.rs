@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::committer::{Committer, FOREIGN_SEGMENTS_MAX};
+use crate::committer::{Committer, FOREIGN_SEGMENTS_MAX, Progress};
 use crate::group::Members;
 use crate::peers::Records;
 use crate::segment::UploadedWork;
@@ -49,32 +49,39 @@ impl Committer {
     /// Waits after a lost race as long as others have waited longer. The leader waits for nobody: they may all wait for it.
     /// A group that the leader may commit waits only until there is a leader to ask. Returns true in this case.
     pub(crate) async fn wait_for_turn(&mut self, members: &Members) -> bool {
-        let Some(mut wait) = self.turns.wait(self.elapsed()) else {
+        let Some(wait) = self.turns.wait(self.elapsed()) else {
             return false;
         };
+        let mut until = self.elapsed() + wait;
         let own = self.commits.producer();
         if self.election.leads(own) {
             return false;
         }
-        while !wait.is_zero() {
-            let mut pause = wait.min(TURN_LOOK);
+        loop {
+            let mut pause = until.saturating_sub(self.elapsed()).min(TURN_LOOK);
+            if pause.is_zero() {
+                return false;
+            }
             let avoided = self.election.avoided_for(own, self.elapsed());
             if let Some(avoided) = avoided.filter(|_| self.may_hand_over(members)) {
                 pause = pause.min(avoided);
             }
             sleep(pause).await;
-            wait -= pause;
-            self.read_manifest().await;
+            if let Progress::HeldUp = self.read_manifest().await {
+                // The step has the pauses for a store that does not answer.
+                self.turns.held_up();
+                return false;
+            }
             // Another producer may lead by now.
             if self.may_hand_over(members) && self.leader_to_ask().is_some() {
                 return true;
             }
             // Those that have waited longer may have committed, or had a leader do so.
             if let Some(manifest) = self.commits.manifest() {
-                self.turns.lost(manifest, own, self.elapsed());
-                wait = wait.min(self.turns.wait(self.elapsed()).unwrap_or_default());
+                let now = self.elapsed();
+                self.turns.lost(manifest, own, now);
+                until = until.min(now + self.turns.wait(now).unwrap_or_default());
             }
         }
-        false
     }
 }

@@ -74,6 +74,11 @@ impl Turns {
         });
     }
 
+    /// Begins a group. The turn of the one before is over, whoever committed it.
+    pub(crate) fn begin(&mut self) {
+        self.not_before = None;
+    }
+
     /// Records that the store did not answer. The time until it does is nobody's turn, so the pace is measured anew.
     pub(crate) fn held_up(&mut self) {
         self.own.clear();

@@ -181,13 +181,25 @@ async fn a_leader_leaves_nobody_a_turn() {
 /// Another producer commits, and the leader's store goes on showing the manifest from before.
 #[tokio::test(start_paused = true)]
 async fn a_leader_whose_store_stays_behind_pauses_and_refuses_its_followers() {
+    a_leader_stays_behind(1).await;
+}
+
+/// The store has two old states, and shows them in turns.
+#[tokio::test(start_paused = true)]
+async fn a_leader_whose_store_shows_old_states_in_turns_pauses_as_well() {
+    a_leader_stays_behind(2).await;
+}
+
+async fn a_leader_stays_behind(states: usize) {
     let mut group = Group::new(0, SECOND, slow_store()).await;
     let (leader, behind) = group.start_behind(7, SECOND).await;
     append(&leader, "leads").await.unwrap();
     let follower = group.start(1, SECOND, false).await;
     append(&follower, "meets the leader").await.unwrap();
-    behind.stay_behind().await;
-    group.world.change_manifest(|_| {}).await;
+    for _ in 0..states {
+        behind.stay_behind().await;
+        group.world.change_manifest(|_| {}).await;
+    }
     let swaps_before = behind.swaps();
     let own = tokio::spawn({
         let leader = leader.clone();

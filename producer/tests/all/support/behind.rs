@@ -1,5 +1,6 @@
 //! A store that answers reads of the manifest with an old one.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -17,7 +18,7 @@ use object_store::{
 #[derive(Debug, Clone)]
 pub(crate) struct Behind {
     inner: Arc<dyn ObjectStore>,
-    shows: Arc<Mutex<Option<(ObjectMeta, Bytes)>>>,
+    shows: Arc<Mutex<VecDeque<(ObjectMeta, Bytes)>>>,
     swaps: Arc<AtomicUsize>,
 }
 
@@ -30,7 +31,7 @@ impl Behind {
         }
     }
 
-    /// From now on, reads of the manifest show what it is now.
+    /// From now on, reads of the manifest show what it is now. After several calls they show these states in turns.
     pub(crate) async fn stay_behind(&self) {
         let found = self
             .inner
@@ -38,7 +39,14 @@ impl Behind {
             .await
             .unwrap();
         let (meta, bytes) = (found.meta.clone(), found.bytes().await.unwrap());
-        *self.shows.lock().unwrap() = Some((meta, bytes));
+        self.shows.lock().unwrap().push_back((meta, bytes));
+    }
+
+    fn shown(&self, location: &Path) -> Option<(ObjectMeta, Bytes)> {
+        let mut shows = self.shows.lock().unwrap();
+        shows.front().filter(|(meta, _)| meta.location == *location)?;
+        shows.rotate_left(1);
+        shows.back().cloned()
     }
 
     /// The number of swaps so far.
@@ -48,7 +56,7 @@ impl Behind {
 
     /// Reads show what is in the store.
     pub(crate) fn catch_up(&self) {
-        *self.shows.lock().unwrap() = None;
+        self.shows.lock().unwrap().clear();
     }
 }
 
@@ -77,8 +85,7 @@ impl ObjectStore for Behind {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         let mut result = self.inner.get_opts(location, options).await?;
-        let shows = self.shows.lock().unwrap().clone();
-        if let Some((meta, bytes)) = shows.filter(|(meta, _)| meta.location == *location) {
+        if let Some((meta, bytes)) = self.shown(location) {
             result.range = 0..meta.size;
             result.meta = meta;
             result.payload = GetResultPayload::Stream(stream::once(async { Ok(bytes) }).boxed());
