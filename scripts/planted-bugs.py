@@ -519,6 +519,20 @@ CATCHERS = {
             "the group must not change",
         )
     ],
+    "earlier-attempt-forgotten": [
+        Catcher(
+            "producer/tests/all/scripts.rs",
+            "the_scripts_lead_to_what_they_say",
+            "group: b@0 c@0",
+        )
+    ],
+    "old-log-disproves": [
+        Catcher(
+            "producer/tests/all/scripts.rs",
+            "the_scripts_lead_to_what_they_say",
+            "unknown: nothing",
+        )
+    ],
     "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],
     "group-grows-after-mismatch": [
         Catcher(

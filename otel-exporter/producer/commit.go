@@ -310,8 +310,18 @@ func (c *commitState) commit(group group, draw drawer) step {
 		names[i] = group.segments[i].Segment
 	}
 	expected := c.known.Version
-	attempt := &attempt{c.known.State.Stamp.Version, c.last + 1, claims, commit.FirstSequence, names}
+	attempt := &attempt{c.latestReplaced(), c.last + 1, claims, commit.FirstSequence, names}
 	return swapStep{&expected, commit.State.Certified(c.producer, c.certificate).Stamped(draw.nonce()), attempt}
+}
+
+// latestReplaced returns the number of the latest state that this group's unresolved attempts replace, with one that
+// replaces the known state. A store that shows old states may have shown them in any order, and any attempt may have landed.
+func (c *commitState) latestReplaced() uint64 {
+	version := c.known.State.Stamp.Version
+	if c.doubt != resolved {
+		version = max(version, c.unresolved.version)
+	}
+	return version
 }
 
 // claims returns the claims of a group, this producer's first. The group may change while they are unresolved.
@@ -445,7 +455,7 @@ func (c *commitState) dropInvalid(place int, reason string, group group, draw dr
 // forgotten handles a manifest that does not know this producer (any more), so its table cannot resolve an attempt. The
 // end of the log may: after a refusal it is worth a look, because another producer nearly always was first.
 func (c *commitState) forgotten(state *manifest.Manifest, reason string, draw drawer) renewStep {
-	disproved := c.doubt == refused && state != nil && state.Lacks(c.unresolved.firstSequence, c.unresolved.segments)
+	disproved := c.doubt == refused && state != nil && c.unresolved.isLacking(state)
 	return renewStep{draw.producerID(), reason, c.doubt != resolved && !disproved || c.forwarded, false}
 }
 

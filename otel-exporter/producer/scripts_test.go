@@ -102,7 +102,7 @@ type scriptHeld struct {
 
 type scriptWorld struct {
 	stored     *manifest.Manifest
-	kept       *manifest.Manifest // an earlier state, which the store may show again
+	kept       []*manifest.Manifest // earlier states, which the store may show again
 	draw       scriptDraw
 	commits    commitState
 	readsFirst readsFirst
@@ -157,11 +157,13 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 		return w.next()
 	case "read":
 		if len(arguments) > 0 {
-			return w.hear("read the kept state", w.commits.read(snapshotOf(w.kept)))
+			kept := w.kept[0]
+			w.kept = w.kept[1:]
+			return w.hear("read the kept state", w.commits.read(snapshotOf(kept)))
 		}
 		return w.hear("read", w.commits.read(snapshotOf(w.stored)))
 	case "keep":
-		w.kept = w.stored
+		w.kept = append(w.kept, w.stored)
 	case "store":
 		w.commits.stored(arguments[0] == "succeeds")
 	case "swap":

@@ -490,7 +490,7 @@ impl<S: Found> Commits<S> {
                     expected: Some(found.version()),
                     next: Box::new(self.in_office(*next, group).stamped(draw.nonce())),
                     attempt: Some(Attempt {
-                        version: found.manifest().stamp.version,
+                        version: self.latest_replaced(found.manifest()),
                         number: self.last + 1,
                         claims,
                         first_sequence,
@@ -678,11 +678,18 @@ impl<S: Found> Commits<S> {
         Next::Drop { place, reason }
     }
 
+    /// The number of the latest state that this group's unresolved attempts replace, with one that replaces this state. A
+    /// store that shows old states may have shown them in any order, and any attempt may have landed.
+    fn latest_replaced(&self, state: &Manifest) -> u64 {
+        let before = self.unresolved().map_or(0, |(attempt, _)| attempt.version);
+        before.max(state.stamp.version)
+    }
+
     /// The manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log
     /// may: after a refusal it is worth a look, because another producer nearly always was first.
     fn forgotten(&self, state: Option<&Manifest>, reason: &str, draw: &mut impl Draw) -> Next<S::Version> {
         let in_doubt = self.unresolved().is_some_and(|(attempt, refused)| {
-            let lacks = state.is_some_and(|state| state.lacks(attempt.first_sequence, &attempt.segments));
+            let lacks = state.is_some_and(|state| attempt.is_lacking(state));
             let disproved = refused && lacks;
             !disproved
         });

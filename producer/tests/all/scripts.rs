@@ -2,6 +2,7 @@
 //! (`otel-exporter/producer/scripts_test.go`). The same commands lead to the same requests and the same states.
 //! `MILLPOND_REWRITE=1` rewrites the results.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
@@ -82,8 +83,8 @@ struct World {
     held: Vec<Held>,
     sent: Option<Swap<u64>>,
     late: Option<Swap<u64>>,
-    /// An earlier state of the manifest, which the store may show again.
-    kept: Option<Manifest>,
+    /// Earlier states of the manifest, which the store may show again.
+    kept: VecDeque<Manifest>,
 }
 
 impl World {
@@ -102,7 +103,7 @@ impl World {
             held: Vec::new(),
             sent: None,
             late: None,
-            kept: None,
+            kept: VecDeque::new(),
         }
     }
 
@@ -135,9 +136,9 @@ impl World {
                 let news = self.commits.read(self.stored.clone().map(Stored));
                 return self.hear("read", news);
             }
-            ("keep", []) => self.kept = self.stored.clone(),
+            ("keep", []) => self.kept.extend(self.stored.clone()),
             ("read", ["kept"]) => {
-                let news = self.commits.read(self.kept.clone().map(Stored));
+                let news = self.commits.read(self.kept.pop_front().map(Stored));
                 return self.hear("read the kept state", news);
             }
             ("store", [result]) => self.commits.stored(*result == "succeeds"),
