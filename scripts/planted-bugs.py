@@ -449,6 +449,13 @@ CATCHERS = {
             r"left: Take",
         )
     ],
+    "dead-leader-has-its-interval": [
+        Catcher(
+            "producer/src/lib.rs",
+            "election::tests::a_dead_leader_is_replaced_however_long_its_linger_was",
+            r"left: Keep",
+        )
+    ],
     "refused-version-swapped-at-once": [
         Catcher(
             "producer/tests/all/crowds.rs",

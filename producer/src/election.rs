@@ -11,7 +11,7 @@ use millpond_manifest::{Leader, Manifest, ProducerId};
 use crate::commit::Office;
 
 /// A leader that serves neither this producer nor anybody else is replaced after this number of the producer's lingers, or
-/// of the leader's intervals if those are longer.
+/// of the leader's intervals if those are longer and it shows signs of life.
 const PATIENCE_LINGERS: u32 = 2;
 /// The shortest and the longest patience by the producer's linger, without takeovers.
 const PATIENCE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(5);
@@ -24,6 +24,15 @@ const DOUBLINGS_MAX: usize = 7;
 /// The time for which a producer avoids a leader that failed it once. It doubles with each further failure.
 const AVOID: Duration = Duration::from_secs(1);
 const AVOID_MAX: Duration = Duration::from_secs(8);
+
+/// Why a leader did not serve a producer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// Nobody is there, or the connection broke.
+    Unreachable,
+    /// It refuses, or it is slow and shows signs of life.
+    NotServed,
+}
 
 /// What one producer knows about the lead of its shard.
 #[derive(Debug, Clone)]
@@ -48,6 +57,8 @@ struct Seen {
     failures: u32,
     /// When the first of these failures was.
     failed_at: Duration,
+    /// The last of these failures was one to reach it.
+    is_unreachable: bool,
     /// Nothing is sent to it before.
     avoid_until: Duration,
     /// It said that it stops leading.
@@ -92,6 +103,7 @@ impl Election {
                     since: now,
                     failures: 0,
                     failed_at: now,
+                    is_unreachable: false,
                     avoid_until: Duration::ZERO,
                     is_leaving: false,
                     interval: Duration::ZERO,
@@ -139,11 +151,12 @@ impl Election {
     }
 
     /// Records that the leader of this term did not serve this producer.
-    pub fn failed(&mut self, term: u64, now: Duration) {
+    pub fn failed(&mut self, term: u64, failure: Failure, now: Duration) {
         if let Some(seen) = self.of(term) {
             if seen.failures == 0 {
                 seen.failed_at = now;
             }
+            seen.is_unreachable = failure == Failure::Unreachable;
             let avoid = AVOID.saturating_mul(1 << seen.failures.min(16)).min(AVOID_MAX);
             seen.avoid_until = now.saturating_add(avoid);
             seen.failures = seen.failures.saturating_add(1);
@@ -186,13 +199,13 @@ impl Election {
         }
     }
 
-    /// The leader may be busy with one segment for its whole interval, however short this producer's linger is.
+    /// A living leader may be busy with one segment for its whole interval, however short this producer's linger is.
     fn patience(&self, leader: &Seen, now: Duration) -> Duration {
         let recent = |at: &&Duration| now.saturating_sub(**at) < TAKEOVERS_REMEMBERED;
         let doublings = self.takeovers.iter().filter(recent).count().min(DOUBLINGS_MAX);
-        let patience = self
-            .patience
-            .max(leader.interval.saturating_mul(PATIENCE_LINGERS));
+        let is_alive = !leader.is_unreachable;
+        let interval = if is_alive { leader.interval } else { Duration::ZERO };
+        let patience = self.patience.max(interval.saturating_mul(PATIENCE_LINGERS));
         patience.saturating_mul(1 << doublings).min(PATIENCE_MAX)
     }
 
@@ -266,7 +279,7 @@ mod tests {
             Office::Keep,
             "it has not failed"
         );
-        election.failed(1, 10 * SECOND);
+        election.failed(1, Failure::NotServed, 10 * SECOND);
         election.see(&led(OTHER, 1, 0), 14 * SECOND);
         assert_eq!(election.office(OWN, 14 * SECOND), Office::Keep);
         assert_eq!(election.office(OWN, 15 * SECOND), take());
@@ -276,10 +289,10 @@ mod tests {
     fn a_leader_that_serves_others_keeps_the_lead() {
         let mut election = election();
         election.see(&led(OTHER, 1, 0), SECOND);
-        election.failed(1, SECOND);
+        election.failed(1, Failure::NotServed, SECOND);
         for at in 2..100 {
             election.see(&led(OTHER, 1, u64::from(at)), at * SECOND);
-            election.failed(1, at * SECOND);
+            election.failed(1, Failure::NotServed, at * SECOND);
             assert_eq!(election.office(OWN, at * SECOND), Office::Keep);
         }
         election.see(&led(OTHER, 1, 99), 104 * SECOND);
@@ -290,10 +303,10 @@ mod tests {
     fn a_leader_that_served_again_gets_the_whole_patience() {
         let mut election = election();
         election.see(&led(OTHER, 1, 0), SECOND);
-        election.failed(1, SECOND);
+        election.failed(1, Failure::NotServed, SECOND);
         election.served(1, Duration::ZERO);
         assert_eq!(election.office(OWN, 99 * SECOND), Office::Keep);
-        election.failed(1, 99 * SECOND);
+        election.failed(1, Failure::NotServed, 99 * SECOND);
         assert_eq!(election.office(OWN, 100 * SECOND), Office::Keep);
     }
 
@@ -302,13 +315,26 @@ mod tests {
         let mut election = Election::new(Some("10.0.0.1:4319".into()), SECOND / 4);
         election.see(&led(OTHER, 1, 0), Duration::ZERO);
         election.served(1, 10 * SECOND);
-        election.failed(1, Duration::ZERO);
+        election.failed(1, Failure::NotServed, Duration::ZERO);
         assert_eq!(election.office(OWN, 19 * SECOND), Office::Keep);
         assert_eq!(election.office(OWN, 20 * SECOND), take());
         // Another leader may have another linger.
         election.see(&led(OTHER, 9, 0), 700 * SECOND);
-        election.failed(9, 700 * SECOND);
+        election.failed(9, Failure::NotServed, 700 * SECOND);
         assert_eq!(election.office(OWN, 702 * SECOND), take());
+    }
+
+    #[test]
+    fn a_dead_leader_is_replaced_however_long_its_linger_was() {
+        let mut election = Election::new(Some("10.0.0.1:4319".into()), SECOND / 4);
+        election.see(&led(OTHER, 1, 0), Duration::ZERO);
+        election.served(1, 10 * SECOND);
+        election.failed(1, Failure::Unreachable, Duration::ZERO);
+        assert_eq!(election.office(OWN, SECOND / 2), Office::Keep);
+        assert_eq!(election.office(OWN, SECOND), take());
+        // It lives: it was only out of reach.
+        election.failed(1, Failure::NotServed, SECOND);
+        assert_eq!(election.office(OWN, 2 * SECOND), Office::Keep);
     }
 
     #[test]
@@ -316,7 +342,7 @@ mod tests {
         let mut election = election();
         election.see(&led(OTHER, 1, 0), Duration::ZERO);
         election.served(1, Duration::MAX);
-        election.failed(1, Duration::ZERO);
+        election.failed(1, Failure::NotServed, Duration::ZERO);
         assert_eq!(election.office(OWN, 79 * SECOND), Office::Keep);
         assert_eq!(election.office(OWN, 80 * SECOND), take());
     }
@@ -327,7 +353,7 @@ mod tests {
         election.see(&led(OTHER, 1, 0), Duration::ZERO);
         let mut now = Duration::ZERO;
         for avoided in [1, 2, 4, 8, 8] {
-            election.failed(1, now);
+            election.failed(1, Failure::NotServed, now);
             now += SECOND * avoided;
             assert_eq!(election.follows(OWN, now - SECOND / 2), None);
             assert!(election.follows(OWN, now).is_some(), "after {avoided} s");
@@ -339,7 +365,7 @@ mod tests {
         let mut election = election();
         election.see(&led(OTHER, 1, 0), Duration::ZERO);
         election.see(&led(OTHER, 9, 0), SECOND);
-        election.failed(1, SECOND);
+        election.failed(1, Failure::NotServed, SECOND);
         election.is_leaving(1);
         assert!(election.follows(OWN, SECOND).is_some());
         assert_eq!(election.office(OWN, 99 * SECOND), Office::Keep);
@@ -362,12 +388,12 @@ mod tests {
         for term in 1..=9_u32 {
             election.see(&led(OTHER, u64::from(term), 0), Duration::ZERO);
         }
-        election.failed(9, Duration::ZERO);
+        election.failed(9, Failure::NotServed, Duration::ZERO);
         assert_eq!(election.office(OWN, 79 * SECOND), Office::Keep);
         assert_eq!(election.office(OWN, 80 * SECOND), take());
         let later = TAKEOVERS_REMEMBERED;
         election.served(9, Duration::ZERO);
-        election.failed(9, later);
+        election.failed(9, Failure::NotServed, later);
         assert_eq!(election.office(OWN, later + 5 * SECOND), take());
     }
 
@@ -380,7 +406,7 @@ mod tests {
         ] {
             let mut election = Election::new(Some("10.0.0.1:4319".into()), linger);
             election.see(&led(OTHER, 1, 0), Duration::ZERO);
-            election.failed(1, Duration::ZERO);
+            election.failed(1, Failure::NotServed, Duration::ZERO);
             let early = patience - SECOND / 10;
             assert_eq!(election.office(OWN, early), Office::Keep, "{linger:?}");
             assert_eq!(election.office(OWN, patience), take(), "{linger:?}");

@@ -8,6 +8,7 @@ use millpond_manifest::NewSegment;
 use tokio::time::{Instant, timeout};
 
 use crate::committer::Committer;
+use crate::election::Failure;
 use crate::peers::{LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Records};
 use crate::segment::{EncodedWork, UploadedWork};
 
@@ -150,24 +151,29 @@ impl Committer {
             records,
         };
         let answer = timeout(ASK_MAX, peering.peers.ask(&leader.address, request)).await;
-        let answer = answer.unwrap_or_else(|_| Err(format!("no answer for {} s", ASK_MAX.as_secs())));
+        let failure = match &answer {
+            Ok(Err(_)) => Failure::Unreachable,
+            // Pings would have ended a request to a leader that stands still.
+            _ => Failure::NotServed,
+        };
         let (kind, reason) = match answer {
-            Ok(PeerAnswer::Committed(commit)) if self.commits.landed_elsewhere(number) => {
+            Ok(Ok(PeerAnswer::Committed(commit))) if self.commits.landed_elsewhere(number) => {
                 let interval = commit.closes.map_or(Duration::ZERO, |closes| closes.every);
                 self.election.served(leader.term, interval);
                 self.lead.keep_rhythm(commit.closes, Instant::now());
                 return Some(commit);
             }
-            Ok(PeerAnswer::Committed(_)) => ("stale", "it answered for another number".to_owned()),
-            Ok(PeerAnswer::Refused(refusal)) => {
+            Ok(Ok(PeerAnswer::Committed(_))) => ("stale", "it answered for another number".to_owned()),
+            Ok(Ok(PeerAnswer::Refused(refusal))) => {
                 if refusal == PeerRefusal::Leaving {
                     self.election.is_leaving(leader.term);
                 }
                 (kind(&refusal), refusal.to_string())
             }
-            Err(reason) => ("unreachable", reason),
+            Ok(Err(reason)) => ("unreachable", reason),
+            Err(_) => ("unreachable", format!("no answer for {} s", ASK_MAX.as_secs())),
         };
-        self.election.failed(leader.term, self.elapsed());
+        self.election.failed(leader.term, failure, self.elapsed());
         // Its answer may say that the known manifest is old.
         self.commits.doubt_known();
         self.lead.follow(None);
