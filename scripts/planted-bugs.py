@@ -498,6 +498,13 @@ CATCHERS = {
             r"left: Err\(.*400 Bad Request",
         )
     ],
+    "turn-outlives-its-group": [
+        Catcher(
+            "producer/src/lib.rs",
+            "turns::tests::a_turn_ends_with_its_group",
+            r"left: Some\(",
+        )
+    ],
     "landed-takes-a-turn": [
         Catcher(
             "producer/src/lib.rs",

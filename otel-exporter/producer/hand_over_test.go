@@ -92,6 +92,51 @@ func TestAProducerIsReadyWhenTheLeaderHasCommittedItsGroup(t *testing.T) {
 	})
 }
 
+// inTurn returns a committer that waits ten seconds for its turn, and its group.
+func inTurn(w *world) (*testLeader, *committer, []uploadedWork) {
+	l := &testLeader{t: w.t, w: w}
+	p := w.follower(l, testConfig(), 1)
+	w.mustAppend(p, "first")
+	c := newCommitter(p.pipeline, w.manifest().BufferID, p.config.TailMax, p.streams, p.peering)
+	c.commits.registered = true
+	c.turns = *contendedTurns()
+	c.turns.notBefore = time.Now().Add(turnWaitMax)
+	return l, c, make([]uploadedWork, 1)
+}
+
+func TestAProducerThatWaitsForItsTurnNoticesAnotherLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		l, c, group := inTurn(w)
+		time.AfterFunc(turnLook/2, func() { w.leads(l) })
+		began := time.Now()
+		if mayAsk := c.waitForTurn(group); !mayAsk || time.Since(began) > turnLook {
+			t.Errorf("it may ask: %v, after %v", mayAsk, time.Since(began))
+		}
+	})
+}
+
+func TestATurnEndsWhenThoseBeforeHaveCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, c, group := inTurn(newWorld(t, 1))
+		began := time.Now()
+		if mayAsk := c.waitForTurn(group); mayAsk || time.Since(began) > turnLook {
+			t.Errorf("it may ask: %v, after %v", mayAsk, time.Since(began))
+		}
+	})
+}
+
+func TestAStoreThatDoesNotAnswerEndsATurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		_, c, group := inTurn(w)
+		w.network.Once(unreliable.Get, "manifest", unreliable.Lost)
+		if c.waitForTurn(group) || w.network.Unused() != 0 || c.turns.own != nil {
+			t.Errorf("%d faults left, commits for the pace: %v", w.network.Unused(), c.turns.own)
+		}
+	})
+}
+
 // behindBackend answers reads of the manifest with old ones in turns while it has any.
 type behindBackend struct {
 	storage.Backend

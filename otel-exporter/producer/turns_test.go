@@ -60,6 +60,15 @@ func TestACommitThatLandedAndWasReportedAsRefusedWaitsForNobody(t *testing.T) {
 	}
 }
 
+func TestATurnEndsWithItsGroup(t *testing.T) {
+	turns, now := contendedTurns(), turnsBegan.Add(12*time.Second)
+	turns.lost(turnsManifest(120, map[byte]uint64{0: 110, 1: 109}), turnsID(0), now)
+	turns.begin()
+	if wait := turns.wait(now); wait != 0 {
+		t.Errorf("it waits %v", wait)
+	}
+}
+
 func TestAnOutageIsNoPace(t *testing.T) {
 	turns, now := contendedTurns(), turnsBegan.Add(72*time.Second)
 	turns.heldUp()

@@ -220,6 +220,14 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_ends_with_its_group() {
+        let mut turns = contended();
+        turns.lost(&manifest(120, &[(0, 110), (1, 109)]), OWN, 12 * SECOND);
+        turns.begin();
+        assert_eq!(turns.wait(12 * SECOND), None);
+    }
+
+    #[test]
     fn an_outage_is_no_pace() {
         let mut turns = contended();
         turns.held_up();
