@@ -221,3 +221,27 @@ async fn a_leader_stays_behind(states: usize) {
     own.await.unwrap().unwrap();
     assert!(leader.readiness().waiting_for().is_empty());
 }
+
+/// Somebody restores a manifest whose number is smaller for good. It proves nothing about the refused swap, and the producer
+/// goes on with it.
+#[tokio::test(start_paused = true)]
+async fn a_producer_goes_on_with_a_restored_manifest_of_a_smaller_number() {
+    let mut group = Group::new(0, SECOND, Faults::default()).await;
+    let producer = group.start(1, SECOND, false).await;
+    append(&producer, "before").await.unwrap();
+    for _ in 0..20 {
+        group.world.change_manifest(|_| {}).await;
+    }
+    append(&producer, "known").await.unwrap();
+    group
+        .world
+        .change_manifest(|manifest| manifest.stamp.version = 0)
+        .await;
+    for text in ["refused", "after"] {
+        let appended = timeout(60 * SECOND, append(&producer, text)).await;
+        appended.expect("it waits for a later state").unwrap();
+    }
+    assert_eq!(group.world.log().await, ["before", "known", "refused", "after"]);
+    sleep(SECOND / 100).await;
+    assert!(producer.readiness().waiting_for().is_empty());
+}
