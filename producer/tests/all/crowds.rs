@@ -154,7 +154,7 @@ async fn a_leader_that_loses_races_does_not_refuse_its_followers() {
 #[tokio::test(start_paused = true)]
 async fn a_leader_leaves_nobody_a_turn() {
     let mut group = Group::new(0, SECOND, slow_store()).await;
-    let leader = group.start(100, SECOND, true).await;
+    let (leader, store) = group.start_behind(100, SECOND).await;
     // They do not reach it, and commit for themselves.
     group.network.decide(|_, _| Way::Closed);
     for number in 0..30 {
@@ -162,20 +162,15 @@ async fn a_leader_leaves_nobody_a_turn() {
         group.producers.push(racer);
     }
     let lead = async {
-        let mut waited = Vec::new();
         for number in 0..30 {
-            let start = Instant::now();
             append(&leader, &format!("leader {number}")).await.unwrap();
-            waited.push(start.elapsed());
         }
-        waited.sort();
-        waited
     };
-    let (waited, _) = tokio::join!(lead, load(&group, 60));
-    let (p50, p90) = (percentile(&waited, 50), percentile(&waited, 90));
-    println!("a leader among 30: p50 {p50:?}, p90 {p90:?}");
-    // 1.6 s if it takes turns.
-    assert!(p50 < Duration::from_millis(1_300), "p50 {p50:?}");
+    tokio::join!(lead, load(&group, 60));
+    let waits = store.waits();
+    assert!(waits.len() > 20, "{} lost races", waits.len());
+    let longest = waits.iter().max().unwrap();
+    assert!(*longest < Duration::from_millis(5), "{longest:?} before the next swap");
 }
 
 /// Another producer commits, and the leader's store goes on showing the manifest from before.

@@ -1,9 +1,10 @@
-//! A store that answers reads of the manifest with an old one.
+//! A store that answers reads of the manifest with an old one, and knows how long a producer waits after a lost race.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use tokio::time::Instant;
 
 /// Clones are the same store.
 #[derive(Debug, Clone)]
@@ -20,6 +22,33 @@ pub(crate) struct Behind {
     inner: Arc<dyn ObjectStore>,
     shows: Arc<Mutex<VecDeque<(ObjectMeta, Bytes)>>>,
     swaps: Arc<AtomicUsize>,
+    races: Arc<Mutex<Races>>,
+}
+
+/// What a producer does after lost races.
+#[derive(Debug, Default)]
+struct Races {
+    /// The end of the last request since a swap was refused.
+    idle_since: Option<Instant>,
+    idle: Duration,
+    waits: Vec<Duration>,
+}
+
+impl Races {
+    fn begins(&mut self, is_swap: bool) {
+        let Some(since) = self.idle_since else { return };
+        self.idle += since.elapsed();
+        if is_swap {
+            self.idle_since = None;
+            self.waits.push(std::mem::take(&mut self.idle));
+        }
+    }
+
+    fn ends(&mut self, is_refused: bool) {
+        if is_refused || self.idle_since.is_some() {
+            self.idle_since = Some(Instant::now());
+        }
+    }
 }
 
 impl Behind {
@@ -28,6 +57,7 @@ impl Behind {
             inner,
             shows: Arc::default(),
             swaps: Arc::default(),
+            races: Arc::default(),
         }
     }
 
@@ -54,6 +84,11 @@ impl Behind {
         self.swaps.load(Relaxed)
     }
 
+    /// How long the producer asked for nothing between a refused swap and the next one, for each lost race.
+    pub(crate) fn waits(&self) -> Vec<Duration> {
+        self.races.lock().unwrap().waits.clone()
+    }
+
     /// Reads show what is in the store.
     pub(crate) fn catch_up(&self) {
         self.shows.lock().unwrap().clear();
@@ -69,10 +104,14 @@ impl fmt::Display for Behind {
 #[async_trait]
 impl ObjectStore for Behind {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
-        if matches!(options.mode, PutMode::Update(_)) {
-            self.swaps.fetch_add(1, Relaxed);
+        if !matches!(options.mode, PutMode::Update(_)) {
+            return self.inner.put_opts(location, payload, options).await;
         }
-        self.inner.put_opts(location, payload, options).await
+        self.swaps.fetch_add(1, Relaxed);
+        self.races.lock().unwrap().begins(true);
+        let put = self.inner.put_opts(location, payload, options).await;
+        self.races.lock().unwrap().ends(put.is_err());
+        put
     }
 
     async fn put_multipart_opts(
@@ -84,7 +123,10 @@ impl ObjectStore for Behind {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let mut result = self.inner.get_opts(location, options).await?;
+        self.races.lock().unwrap().begins(false);
+        let result = self.inner.get_opts(location, options).await;
+        self.races.lock().unwrap().ends(false);
+        let mut result = result?;
         if let Some((meta, bytes)) = self.shown(location) {
             result.range = 0..meta.size;
             result.meta = meta;
