@@ -526,25 +526,18 @@ CATCHERS = {
         ),
     ],
     "resolved-too-early": [model(PRODUCERS, UNKNOWN)],
-    "old-state-disproves": [
+    "past-is-taken": [
         Catcher(
             "producer/tests/all/scripts.rs",
             "the_scripts_lead_to_what_they_say",
-            "the group must not change",
+            "which is earlier and not taken",
         )
     ],
-    "earlier-attempt-forgotten": [
+    "restored-number-kept": [
         Catcher(
             "producer/tests/all/scripts.rs",
             "the_scripts_lead_to_what_they_say",
-            "group: b@0 c@0",
-        )
-    ],
-    "old-log-disproves": [
-        Catcher(
-            "producer/tests/all/scripts.rs",
-            "the_scripts_lead_to_what_they_say",
-            "unknown: nothing",
+            "go on as producer 2: the store shows earlier states",
         )
     ],
     "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],

@@ -64,6 +64,9 @@ type commitState struct {
 	knows knowledge
 	known *manifest.Snapshot // when it is current or outdated
 
+	newest   uint64 // the number of the latest state that this producer has seen
+	restored bool   // the store shows earlier states for good
+
 	doubt      doubt
 	unresolved *attempt // unless it is resolved
 
@@ -161,14 +164,24 @@ func (c *commitState) next(group group, draw drawer) step {
 			c.succeed()
 		}
 	case renewStep:
-		c.producer, c.registered, c.last, c.forwarded = next.producer, false, 0, false
+		c.producer, c.registered, c.last, c.forwarded, c.restored = next.producer, false, 0, false, false
 		c.resolve()
 	}
 	return next
 }
 
 // read reports a manifest that was read. nil: there is none.
+//
+// A store, or a cache before it, may show earlier states again. Nothing follows from them, so one is not taken, and the
+// next step is another read.
 func (c *commitState) read(found *manifest.Snapshot) news {
+	var number uint64
+	if found != nil {
+		number = found.State.Stamp.Version
+	}
+	if number < c.newest {
+		return news{isPast: true}
+	}
 	if c.doubt != resolved && found != nil && c.unresolved.isDisproved(found.State) {
 		c.resolve()
 	}
@@ -178,6 +191,12 @@ func (c *commitState) read(found *manifest.Snapshot) news {
 		return news{metAnother: metAnother}
 	}
 	return news{pageJoined: c.learn(found), metAnother: metAnother}
+}
+
+// isRestored takes the earlier states that the store shows for those of a restored manifest. The producer goes on with
+// them under a new id. What was on its way has an unknown outcome.
+func (c *commitState) isRestored() {
+	c.newest, c.restored = 0, c.registered
 }
 
 // stored reports the end of the page's upload. isStored: the page is certainly in the store.
@@ -229,7 +248,7 @@ func (c *commitState) learn(found *manifest.Snapshot) (joined bool) {
 	if joined || len(found.State.Tail) < c.tailMax {
 		c.page = nil
 	}
-	c.knows, c.known = current, found
+	c.knows, c.known, c.newest = current, found, found.State.Stamp.Version
 	return joined
 }
 
@@ -239,6 +258,8 @@ func (c *commitState) decide(group group, draw drawer) step {
 		return readStep{}
 	case !c.registered:
 		return c.register(draw)
+	case c.restored:
+		return renewStep{draw.producerID(), "the store shows earlier states of the manifest for good", !c.mayGrow(), true}
 	case c.knows == absent:
 		// The producer was registered, and the manifest no longer exists: treat it as if the manifest had forgotten the
 		// producer.
@@ -310,18 +331,8 @@ func (c *commitState) commit(group group, draw drawer) step {
 		names[i] = group.segments[i].Segment
 	}
 	expected := c.known.Version
-	attempt := &attempt{c.latestReplaced(), c.last + 1, claims, commit.FirstSequence, names}
+	attempt := &attempt{c.known.State.Stamp.Version, c.last + 1, claims, commit.FirstSequence, names}
 	return swapStep{&expected, commit.State.Certified(c.producer, c.certificate).Stamped(draw.nonce()), attempt}
-}
-
-// latestReplaced returns the number of the latest state that this group's unresolved attempts replace, with one that
-// replaces the known state. A store that shows old states may have shown them in any order, and any attempt may have landed.
-func (c *commitState) latestReplaced() uint64 {
-	version := c.known.State.Stamp.Version
-	if c.doubt != resolved {
-		version = max(version, c.unresolved.version)
-	}
-	return version
 }
 
 // claims returns the claims of a group, this producer's first. The group may change while they are unresolved.
@@ -455,7 +466,7 @@ func (c *commitState) dropInvalid(place int, reason string, group group, draw dr
 // forgotten handles a manifest that does not know this producer (any more), so its table cannot resolve an attempt. The
 // end of the log may: after a refusal it is worth a look, because another producer nearly always was first.
 func (c *commitState) forgotten(state *manifest.Manifest, reason string, draw drawer) renewStep {
-	disproved := c.doubt == refused && state != nil && c.unresolved.isLacking(state)
+	disproved := c.doubt == refused && state != nil && state.Lacks(c.unresolved.firstSequence, c.unresolved.segments)
 	return renewStep{draw.producerID(), reason, c.doubt != resolved && !disproved || c.forwarded, false}
 }
 

@@ -16,8 +16,7 @@ import (
 // or the write never happened and never will. A refusal proves no more than a lost answer: if a proxy repeats a
 // request, the store refuses the second copy because the first landed.
 type attempt struct {
-	// Counts the states: of the one that the swap replaces, or of the latest one if the group had unresolved attempts before.
-	version uint64
+	version uint64 // counts the states: of the one that the swap replaces
 	number  uint64 // of this producer's own records
 	// The claims of everybody whose records are in the segments. This producer's claim is the first one, unless the commit
 	// has none of its records.
@@ -38,20 +37,11 @@ func (a *attempt) own(producer manifest.ProducerID) []ulid.ULID {
 // claims or none, so any of them is proof, in a later state than the one that the attempt replaces. An earlier one, from a
 // store that shows old states again, says nothing.
 func (a *attempt) isDisproved(state *manifest.Manifest) bool {
-	return a.isBefore(state) && slices.ContainsFunc(a.claims, func(claim manifest.Claim) bool {
+	return state.Stamp.Version > a.version && slices.ContainsFunc(a.claims, func(claim manifest.Claim) bool {
 		row, there := state.Producer(claim.Producer)
 		return there && row.Commit < claim.First
 	})
 }
-
-// isLacking reports whether this state, which does not know the producer, has other segments or none where the attempt's
-// would be.
-func (a *attempt) isLacking(state *manifest.Manifest) bool {
-	return a.isBefore(state) && state.Lacks(a.firstSequence, a.segments)
-}
-
-// isBefore reports whether this state is later than the one that the attempt replaces.
-func (a *attempt) isBefore(state *manifest.Manifest) bool { return state.Stamp.Version > a.version }
 
 // A group is the next commit of a producer.
 type group struct {
@@ -167,4 +157,5 @@ type news struct {
 	landed     *landed // tell callers that all segments of the group, and with them all held claims, are in the log
 	pageJoined bool    // the manifest refers to this producer's page
 	metAnother bool    // another producer has committed since this one last knew the manifest
+	isPast     bool    // the store showed an earlier state than before; it was not taken
 }

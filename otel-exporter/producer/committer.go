@@ -27,12 +27,30 @@ type committer struct {
 	peering *peering // nil: it commits for itself
 	view    leaderView
 
-	turns    turns
-	lostLast bool          // another producer was first, and this one has not read the manifest since
-	refused  *refusedState // the store refused to replace it, and may still show it
-	behind   bool          // the store showed that version again
-	readTook time.Duration // how long the last read of the manifest took
+	turns     turns
+	lostLast  bool          // another producer was first, and this one has not read the manifest since
+	refused   *refusedState // the store refused to replace it, and may still show it
+	behind    bool          // the store showed that again
+	pastSince time.Time     // since when the store has shown earlier states than before; zero: it does not
+	readTook  time.Duration // how long the last read of the manifest took
 }
+
+// A refusedState is a version that the store refused to replace. nil: no manifest.
+type refusedState struct{ version *storage.Version }
+
+// isShownBy reports whether the store shows that state.
+func (r *refusedState) isShownBy(found *manifest.Snapshot) bool {
+	switch {
+	case r == nil:
+		return false
+	case found == nil || r.version == nil:
+		return found == nil && r.version == nil
+	}
+	return found.Version == *r.version
+}
+
+// pastMax: a store that has shown earlier states for so long goes on doing so, because somebody restored the manifest.
+const pastMax = 30 * time.Second
 
 // progress is the result of a step.
 type progress int
@@ -183,6 +201,7 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 	races := storage.Backoff{Initial: 20 * time.Millisecond, Max: raceWaitMax}
 	c.readsFirst.begin(&c.commits)
 	c.turns.begin()
+	c.lostLast = false
 	hasLost := false
 	for len(group) > 0 {
 		if hasLost {
@@ -286,17 +305,23 @@ func (c *committer) readManifest() progress {
 		c.health.heldUp(committing, err)
 		return heldUp
 	}
-	if found != nil && c.refused.isShownBy(found) {
-		c.behind = true
-		c.hear(c.commits.read(found))
-		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace, or an older one", manifest.Key(c.shard)))
+	news := c.commits.read(found)
+	if news.isPast {
+		c.health.heldUp(committing, fmt.Errorf("the store shows an earlier version of %s than before", manifest.Key(c.shard)))
+		c.waitForLater()
 		return heldUp
 	}
-	c.caughtUp()
+	c.pastSince = time.Time{}
 	if found != nil {
 		c.streams.learn(found.State.Streams)
 	}
-	c.hear(c.commits.read(found))
+	c.hear(news)
+	if c.refused.isShownBy(found) {
+		c.behind = true
+		c.health.heldUp(committing, fmt.Errorf("the store shows a version of %s that it refused to replace", manifest.Key(c.shard)))
+		return heldUp
+	}
+	c.caughtUp()
 	if c.lostLast && found != nil {
 		c.turns.lost(found.State, c.commits.producer, time.Now())
 	}
@@ -304,15 +329,15 @@ func (c *committer) readManifest() progress {
 	return made
 }
 
-// A refusedState is a state that the store refused to replace.
-type refusedState struct {
-	version storage.Version
-	number  uint64 // counts the states
-}
-
-// isShownBy reports whether the store shows that state, or an earlier one.
-func (r *refusedState) isShownBy(found *manifest.Snapshot) bool {
-	return r != nil && (found.Version == r.version || found.State.Stamp.Version < r.number)
+// waitForLater gives up the wait for a later state after a while.
+func (c *committer) waitForLater() {
+	if c.pastSince.IsZero() {
+		c.pastSince = time.Now()
+	}
+	if time.Since(c.pastSince) >= pastMax {
+		c.pastSince = time.Time{}
+		c.commits.isRestored()
+	}
 }
 
 // caughtUp records that the store shows what others committed.
@@ -352,11 +377,7 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	case outcome == storage.Committed:
 		return group, made
 	case outcome == storage.Mismatch:
-		// Of old states that the store shows in turns, the newest counts.
-		number := swap.next.Stamp.Version - 1
-		if swap.expected != nil && (c.refused == nil || number >= c.refused.number) {
-			c.refused = &refusedState{*swap.expected, number}
-		}
+		c.refused = &refusedState{swap.expected}
 		return group, lostRace
 	}
 	return group, heldUp

@@ -102,7 +102,7 @@ type scriptHeld struct {
 
 type scriptWorld struct {
 	stored     *manifest.Manifest
-	kept       []*manifest.Manifest // earlier states, which the store may show again
+	kept       *manifest.Manifest // an earlier state, which the store may show again
 	draw       scriptDraw
 	commits    commitState
 	readsFirst readsFirst
@@ -157,13 +157,13 @@ func (w *scriptWorld) run(command string, arguments []string) string {
 		return w.next()
 	case "read":
 		if len(arguments) > 0 {
-			kept := w.kept[0]
-			w.kept = w.kept[1:]
-			return w.hear("read the kept state", w.commits.read(snapshotOf(kept)))
+			return w.hear("read the kept state", w.commits.read(snapshotOf(w.kept)))
 		}
 		return w.hear("read", w.commits.read(snapshotOf(w.stored)))
 	case "keep":
-		w.kept = append(w.kept, w.stored)
+		w.kept = w.stored
+	case "restored":
+		w.commits.isRestored()
 	case "store":
 		w.commits.stored(arguments[0] == "succeeds")
 	case "swap":
@@ -374,6 +374,9 @@ func (w *scriptWorld) acknowledge(landed landed) string {
 
 func (w *scriptWorld) hear(text string, news news) string {
 	w.readsFirst.hear(news)
+	if news.isPast {
+		text += ", which is earlier and not taken"
+	}
 	if news.pageJoined {
 		text += ", the page is in the log"
 	}

@@ -107,6 +107,10 @@ pub struct Commits<S: Found> {
     /// The number of this producer's last commit.
     last: u64,
     known: Known<S, S::Version>,
+    /// The number of the latest state that this producer has seen.
+    newest: u64,
+    /// The store shows earlier states for good.
+    is_restored: bool,
     unresolved: Unresolved,
     /// The records of the next number were sent to another producer, which may commit them.
     forwarded: bool,
@@ -131,6 +135,8 @@ impl<S: Found> Commits<S> {
             registered: false,
             last: 0,
             known: Known::Unread,
+            newest: 0,
+            is_restored: false,
             unresolved: Unresolved::Nothing,
             forwarded: false,
             asked: Vec::new(),
@@ -296,6 +302,7 @@ impl<S: Found> Commits<S> {
                 self.producer = renewal.producer;
                 self.registered = false;
                 self.last = 0;
+                self.is_restored = false;
                 self.unresolved = Unresolved::Nothing;
                 self.forwarded = false;
                 self.asked_clients.clear();
@@ -305,7 +312,17 @@ impl<S: Found> Commits<S> {
     }
 
     /// Reports a manifest that was read. `None`: there is none.
+    ///
+    /// A store, or a cache before it, may show earlier states again. Nothing follows from them, so one is not taken, and the
+    /// next step is another read.
     pub fn read(&mut self, found: Option<S>) -> News {
+        let number = found.as_ref().map_or(0, |found| found.manifest().stamp.version);
+        if number < self.newest {
+            return News {
+                is_past: true,
+                ..News::default()
+            };
+        }
         self.resolve(found.as_ref());
         let version = found.as_ref().map(Found::version);
         let met_another =
@@ -320,8 +337,15 @@ impl<S: Found> Commits<S> {
         News {
             page_joined,
             met_another,
-            landed: None,
+            ..News::default()
         }
+    }
+
+    /// Takes the earlier states that the store shows for those of a restored manifest. The producer goes on with them under a
+    /// new id. What was on its way has an unknown outcome.
+    pub fn restored(&mut self) {
+        self.newest = 0;
+        self.is_restored = self.registered;
     }
 
     /// Reports the end of the page's upload. `is_stored`: the page is certainly in the store.
@@ -375,6 +399,7 @@ impl<S: Found> Commits<S> {
     /// landed unreported.
     fn learn(&mut self, found: S) -> bool {
         let state = found.manifest();
+        self.newest = state.stamp.version;
         let joined = match &self.sealing {
             Sealing::Begun(new) | Sealing::Stored(new) => {
                 state.pages.iter().any(|page| page.page == new.name)
@@ -406,6 +431,15 @@ impl<S: Found> Commits<S> {
         };
         if !self.registered {
             return self.register(found, draw);
+        }
+        if self.is_restored {
+            let reason = "the store shows earlier states of the manifest for good".to_owned();
+            return Next::Renew(Renewal {
+                producer: draw.producer_id(),
+                reason,
+                in_doubt: !self.may_grow(),
+                contradicted: true,
+            });
         }
         let Some(found) = found else {
             // The producer was registered, and the manifest no longer exists: treat it as if the manifest had forgotten
@@ -490,7 +524,7 @@ impl<S: Found> Commits<S> {
                     expected: Some(found.version()),
                     next: Box::new(self.in_office(*next, group).stamped(draw.nonce())),
                     attempt: Some(Attempt {
-                        version: self.latest_replaced(found.manifest()),
+                        version: found.manifest().stamp.version,
                         number: self.last + 1,
                         claims,
                         first_sequence,
@@ -678,18 +712,11 @@ impl<S: Found> Commits<S> {
         Next::Drop { place, reason }
     }
 
-    /// The number of the latest state that this group's unresolved attempts replace, with one that replaces this state. A
-    /// store that shows old states may have shown them in any order, and any attempt may have landed.
-    fn latest_replaced(&self, state: &Manifest) -> u64 {
-        let before = self.unresolved().map_or(0, |(attempt, _)| attempt.version);
-        before.max(state.stamp.version)
-    }
-
     /// The manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log
     /// may: after a refusal it is worth a look, because another producer nearly always was first.
     fn forgotten(&self, state: Option<&Manifest>, reason: &str, draw: &mut impl Draw) -> Next<S::Version> {
         let in_doubt = self.unresolved().is_some_and(|(attempt, refused)| {
-            let lacks = state.is_some_and(|state| attempt.is_lacking(state));
+            let lacks = state.is_some_and(|state| state.lacks(attempt.first_sequence, &attempt.segments));
             let disproved = refused && lacks;
             !disproved
         });

@@ -54,6 +54,9 @@ impl Draw for &dyn Environment {
     }
 }
 
+/// A store that has shown earlier states for so long goes on doing so: somebody restored the manifest.
+const PAST_MAX: Duration = Duration::from_secs(30);
+
 /// The maximum number of segments of one request of another producer.
 pub(crate) const FOREIGN_SEGMENTS_MAX: usize = 64;
 
@@ -78,10 +81,12 @@ pub(crate) struct Committer {
     pub(crate) turns: Turns,
     /// Another producer was first, and this one has not read the manifest since.
     lost_race: bool,
-    /// The version that the store refused to replace, and that it may still show, with the number of that state.
-    refused: Option<(Version, u64)>,
-    /// The store showed that version again.
+    /// What the store refused to replace, and may still show. The inner `None`: no manifest.
+    refused: Option<Option<Version>>,
+    /// The store showed that again.
     is_behind: bool,
+    /// Since when the store has shown earlier states than before.
+    past_since: Option<Instant>,
     /// How long the last read of the manifest took.
     read_took: Duration,
     began: Instant,
@@ -135,6 +140,7 @@ impl Committer {
             lost_race: false,
             refused: None,
             is_behind: false,
+            past_since: None,
             read_took: Duration::ZERO,
             began: Instant::now(),
             looked_at: None,
@@ -376,6 +382,7 @@ impl Committer {
         let mut races = Backoff::new(Duration::from_millis(20), RACE_WAIT_MAX);
         self.reads_first.begin(&mut self.commits);
         self.turns.begin();
+        self.lost_race = false;
         // Each segment that joins may bring requests that have to leave it, which takes an upload. The others do not wait for
         // all that arrive meanwhile.
         let mut is_settling = false;
@@ -568,37 +575,47 @@ impl Committer {
                     found.state.buffer_id, self.buffer_id
                 )
             }
-            Ok(Some(found)) if self.is_refused(&found) => {
-                self.is_behind = true;
-                let news = self.commits.read(Some(found));
-                self.hear(news);
-                format!("the store shows a version of {key} that it refused to replace, or an older one")
-            }
-            Ok(found) => {
-                self.caught_up();
-                self.streams
-                    .learn(found.as_ref().map_or(&[], |found| &found.state.streams));
-                let news = self.commits.read(found);
-                self.hear(news);
-                if std::mem::take(&mut self.lost_race)
-                    && let Some(manifest) = self.commits.manifest()
-                {
-                    self.turns
-                        .lost(manifest, self.commits.producer(), self.began.elapsed());
-                }
-                return Progress::Made;
-            }
+            Ok(found) => match self.take(found, &key) {
+                None => return Progress::Made,
+                Some(problem) => problem,
+            },
             Err(error) => error.to_string(),
         };
         self.upload.readiness.waits(COMMIT, problem, Level::Warn);
         Progress::HeldUp
     }
 
-    /// Returns true if the store shows what it refused to replace, or an earlier state.
-    fn is_refused(&self, found: &Snapshot<Manifest>) -> bool {
-        self.refused
-            .as_ref()
-            .is_some_and(|(version, number)| *version == found.version || found.state.stamp.version < *number)
+    /// Takes what the store shows. Returns the reason to wait for another state, if there is one.
+    fn take(&mut self, found: Option<Snapshot<Manifest>>, key: &str) -> Option<String> {
+        let shown = found.as_ref().map(|found| found.version.clone());
+        let is_refused = self.refused.as_ref() == Some(&shown);
+        let news = self.commits.read(found);
+        if news.is_past {
+            return Some(self.past_problem(key));
+        }
+        self.past_since = None;
+        let known = self.commits.manifest();
+        self.streams.learn(known.map_or(&[], |known| &known.streams));
+        self.hear(news);
+        if !is_refused {
+            self.caught_up();
+            return None;
+        }
+        self.is_behind = true;
+        Some(match shown {
+            Some(_) => format!("the store shows the version of {key} that it refused to replace"),
+            None => format!("the store shows no {key}, which it refused to create"),
+        })
+    }
+
+    /// Names the wait for a later state, or gives it up.
+    fn past_problem(&mut self, key: &str) -> String {
+        let since = *self.past_since.get_or_insert_with(Instant::now);
+        if since.elapsed() >= PAST_MAX {
+            self.past_since = None;
+            self.commits.restored();
+        }
+        format!("the store shows an earlier version of {key} than before")
     }
 
     /// Records that the store shows what another producer committed. A lost race is an answer then: others replace a leader that
@@ -609,6 +626,12 @@ impl Committer {
         }
         if std::mem::take(&mut self.is_behind) {
             self.upload.readiness.goes_on(COMMIT);
+        }
+        if std::mem::take(&mut self.lost_race)
+            && let Some(manifest) = self.commits.manifest()
+        {
+            self.turns
+                .lost(manifest, self.commits.producer(), self.began.elapsed());
         }
     }
 
@@ -638,7 +661,6 @@ impl Committer {
         expected: Option<Version>,
         next: Manifest,
     ) -> (Answer<Snapshot<Manifest>>, Progress) {
-        let number = next.stamp.version.saturating_sub(1);
         let metrics = &self.upload.metrics;
         let key = layout::manifest(self.upload.shard);
         match cas::swap(&self.upload.store, &key, expected.as_ref(), next).await {
@@ -648,11 +670,7 @@ impl Committer {
             }
             Swap::Mismatch => {
                 metrics.attempt("mismatch");
-                // Of old states that the store shows in turns, the newest counts.
-                let is_newest = self.refused.as_ref().is_none_or(|(_, newest)| number >= *newest);
-                if is_newest {
-                    self.refused = expected.map(|version| (version, number));
-                }
+                self.refused = Some(expected);
                 (Answer::Mismatch, Progress::LostRace)
             }
             Swap::Unknown(error) => {

@@ -35,8 +35,7 @@ impl<'a> Group<'a> {
 /// A commit whose swap was sent.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Attempt {
-    /// The number of the state that the swap replaces, or of the latest one if the group had unresolved attempts before.
-    /// Each state that replaces another one has a larger number.
+    /// The number of the state that the swap replaces. Each state that replaces another one has a larger number.
     pub version: u64,
     /// The number of this producer's own records.
     pub number: u64,
@@ -62,21 +61,13 @@ impl Attempt {
     /// none, so any of them is proof, in a later state than the one that the attempt replaces. An earlier one, from a store
     /// that shows old states again, says nothing.
     pub(super) fn is_disproved(&self, state: &Manifest) -> bool {
-        self.is_before(state)
-            && self.claims.iter().any(|claim| {
-                let row = state.producer(claim.producer);
-                row.is_some_and(|row| row.commit < claim.first)
-            })
-    }
-
-    /// Returns true if this state, which does not know the producer, has other segments or none where the attempt's would be.
-    pub(super) fn is_lacking(&self, state: &Manifest) -> bool {
-        self.is_before(state) && state.lacks(self.first_sequence, &self.segments)
-    }
-
-    /// Returns true if this state is later than the one that the attempt replaces.
-    fn is_before(&self, state: &Manifest) -> bool {
-        state.stamp.version > self.version
+        if state.stamp.version <= self.version {
+            return false;
+        }
+        self.claims.iter().any(|claim| {
+            let row = state.producer(claim.producer);
+            row.is_some_and(|row| row.commit < claim.first)
+        })
     }
 }
 
@@ -255,4 +246,6 @@ pub struct News {
     pub page_joined: bool,
     /// Another producer has committed since this one last saw the manifest.
     pub met_another: bool,
+    /// The store showed an earlier state than before. It was not taken.
+    pub is_past: bool,
 }

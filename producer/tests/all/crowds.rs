@@ -170,7 +170,10 @@ async fn a_leader_leaves_nobody_a_turn() {
     let waits = store.waits();
     assert!(waits.len() > 20, "{} lost races", waits.len());
     let longest = waits.iter().max().unwrap();
-    assert!(*longest < Duration::from_millis(5), "{longest:?} before the next swap");
+    assert!(
+        *longest < Duration::from_millis(5),
+        "{longest:?} before the next swap"
+    );
 }
 
 /// Another producer commits, and the leader's store goes on showing the manifest from before.
@@ -207,7 +210,9 @@ async fn a_leader_stays_behind(states: usize) {
     assert!(!own.is_finished());
     let waits = leader.readiness().waiting_for();
     assert!(
-        waits.iter().any(|wait| wait.contains("refused to replace")),
+        waits
+            .iter()
+            .any(|wait| wait.contains("refused to replace") || wait.contains("earlier version")),
         "{waits:?}"
     );
     let swaps = behind.swaps() - swaps_before;
@@ -217,8 +222,7 @@ async fn a_leader_stays_behind(states: usize) {
     assert!(leader.readiness().waiting_for().is_empty());
 }
 
-/// Somebody restores a manifest whose number is smaller for good. It proves nothing about the refused swap, and the producer
-/// goes on with it.
+/// Somebody restores a manifest whose number is smaller for good. The producer waits for a later one, and then goes on with it.
 #[tokio::test(start_paused = true)]
 async fn a_producer_goes_on_with_a_restored_manifest_of_a_smaller_number() {
     let mut group = Group::new(0, SECOND, Faults::default()).await;
@@ -232,11 +236,46 @@ async fn a_producer_goes_on_with_a_restored_manifest_of_a_smaller_number() {
         .world
         .change_manifest(|manifest| manifest.stamp.version = 0)
         .await;
-    for text in ["refused", "after"] {
-        let appended = timeout(60 * SECOND, append(&producer, text)).await;
-        appended.expect("it waits for a later state").unwrap();
-    }
-    assert_eq!(group.world.log().await, ["before", "known", "refused", "after"]);
+    let waits_for_it = tokio::spawn({
+        let producer = producer.clone();
+        async move { append(&producer, "waits").await }
+    });
+    sleep(10 * SECOND).await;
+    let waits = producer.readiness().waiting_for();
+    assert!(
+        waits.iter().any(|wait| wait.contains("earlier version")),
+        "{waits:?}"
+    );
+    let ended = timeout(60 * SECOND, waits_for_it).await;
+    ended.unwrap().unwrap().unwrap();
+    append(&producer, "after").await.unwrap();
+    assert_eq!(group.world.log().await, ["before", "known", "waits", "after"]);
     sleep(SECOND / 100).await;
     assert!(producer.readiness().waiting_for().is_empty());
+}
+
+/// A cache says that there is no manifest. The producer neither makes another one nor asks without a pause.
+#[tokio::test(start_paused = true)]
+async fn a_producer_whose_store_shows_no_manifest_waits() {
+    let mut group = Group::new(0, SECOND, slow_store()).await;
+    let (producer, behind) = group.start_behind(7, SECOND).await;
+    append(&producer, "before").await.unwrap();
+    group.world.change_manifest(|_| {}).await;
+    behind.show_nothing();
+    let swaps_before = behind.swaps();
+    let own = tokio::spawn({
+        let producer = producer.clone();
+        async move { append(&producer, "waits").await }
+    });
+    sleep(20 * SECOND).await;
+    let waits = producer.readiness().waiting_for();
+    assert!(
+        waits.iter().any(|wait| wait.contains("earlier version")),
+        "{waits:?}"
+    );
+    let swaps = behind.swaps() - swaps_before;
+    assert!(swaps <= 1, "{swaps} swaps");
+    behind.catch_up();
+    own.await.unwrap().unwrap();
+    assert_eq!(group.world.log().await, ["before", "waits"]);
 }

@@ -2,7 +2,6 @@
 //! (`otel-exporter/producer/scripts_test.go`). The same commands lead to the same requests and the same states.
 //! `MILLPOND_REWRITE=1` rewrites the results.
 
-use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,8 +82,8 @@ struct World {
     held: Vec<Held>,
     sent: Option<Swap<u64>>,
     late: Option<Swap<u64>>,
-    /// Earlier states of the manifest, which the store may show again.
-    kept: VecDeque<Manifest>,
+    /// An earlier state of the manifest, which the store may show again.
+    kept: Option<Manifest>,
 }
 
 impl World {
@@ -103,7 +102,7 @@ impl World {
             held: Vec::new(),
             sent: None,
             late: None,
-            kept: VecDeque::new(),
+            kept: None,
         }
     }
 
@@ -136,11 +135,12 @@ impl World {
                 let news = self.commits.read(self.stored.clone().map(Stored));
                 return self.hear("read", news);
             }
-            ("keep", []) => self.kept.extend(self.stored.clone()),
+            ("keep", []) => self.kept = self.stored.clone(),
             ("read", ["kept"]) => {
-                let news = self.commits.read(self.kept.pop_front().map(Stored));
+                let news = self.commits.read(self.kept.clone().map(Stored));
                 return self.hear("read the kept state", news);
             }
+            ("restored", []) => self.commits.restored(),
             ("store", [result]) => self.commits.stored(*result == "succeeds"),
             ("swap", [outcome]) => return self.swap(outcome),
             ("land", []) => {
@@ -338,6 +338,9 @@ impl World {
     fn hear(&mut self, what: &str, news: News) -> String {
         self.reads_first.hear(news);
         let mut text = what.to_owned();
+        if news.is_past {
+            text += ", which is earlier and not taken";
+        }
         if news.page_joined {
             text += ", the page is in the log";
         }

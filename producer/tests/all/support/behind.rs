@@ -20,10 +20,15 @@ use tokio::time::Instant;
 #[derive(Debug, Clone)]
 pub(crate) struct Behind {
     inner: Arc<dyn ObjectStore>,
-    shows: Arc<Mutex<VecDeque<(ObjectMeta, Bytes)>>>,
+    shows: Arc<Mutex<VecDeque<Shown>>>,
     swaps: Arc<AtomicUsize>,
     races: Arc<Mutex<Races>>,
 }
+
+/// A state of the manifest. `None`: there is none.
+type Shown = Option<(ObjectMeta, Bytes)>;
+
+const MANIFEST: &str = "buffer/shards/0000/manifest";
 
 /// What a producer does after lost races.
 #[derive(Debug, Default)]
@@ -63,18 +68,22 @@ impl Behind {
 
     /// From now on, reads of the manifest show what it is now. After several calls they show these states in turns.
     pub(crate) async fn stay_behind(&self) {
-        let found = self
-            .inner
-            .get(&"buffer/shards/0000/manifest".into())
-            .await
-            .unwrap();
+        let found = self.inner.get(&MANIFEST.into()).await.unwrap();
         let (meta, bytes) = (found.meta.clone(), found.bytes().await.unwrap());
-        self.shows.lock().unwrap().push_back((meta, bytes));
+        self.shows.lock().unwrap().push_back(Some((meta, bytes)));
     }
 
-    fn shown(&self, location: &Path) -> Option<(ObjectMeta, Bytes)> {
+    /// From now on, reads find no manifest.
+    pub(crate) fn show_nothing(&self) {
+        self.shows.lock().unwrap().push_back(None);
+    }
+
+    /// What a read of this object finds instead of what there is.
+    fn shown(&self, location: &Path) -> Option<Shown> {
         let mut shows = self.shows.lock().unwrap();
-        shows.front().filter(|(meta, _)| meta.location == *location)?;
+        if shows.is_empty() || location.as_ref() != MANIFEST {
+            return None;
+        }
         shows.rotate_left(1);
         shows.back().cloned()
     }
@@ -127,10 +136,17 @@ impl ObjectStore for Behind {
         let result = self.inner.get_opts(location, options).await;
         self.races.lock().unwrap().ends(false);
         let mut result = result?;
-        if let Some((meta, bytes)) = self.shown(location) {
-            result.range = 0..meta.size;
-            result.meta = meta;
-            result.payload = GetResultPayload::Stream(stream::once(async { Ok(bytes) }).boxed());
+        match self.shown(location) {
+            None => {}
+            Some(None) => {
+                let (path, source) = (location.to_string(), "not there".into());
+                return Err(object_store::Error::NotFound { path, source });
+            }
+            Some(Some((meta, bytes))) => {
+                result.range = 0..meta.size;
+                result.meta = meta;
+                result.payload = GetResultPayload::Stream(stream::once(async { Ok(bytes) }).boxed());
+            }
         }
         Ok(result)
     }
