@@ -111,6 +111,14 @@ def _grant(admin: AdminClient, right: AclBinding) -> None:
         made.result(PATIENCE)
 
 
+def _committed(kafka, topic: str) -> list[TopicPartition]:
+    """What the bridges' group has committed of partition 0."""
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "millpond"})
+    committed = consumer.committed([TopicPartition(topic, 0)], PATIENCE)
+    consumer.close()
+    return committed
+
+
 def _rows(site, stream: str) -> list[dict]:
     flags = ("--stream", stream, "--from", "earliest", "--json", "--no-follow")
     tail = site.millpond("tail", *flags)
@@ -226,6 +234,14 @@ def test_two_streams_each_have_all_of_a_topic(site, kafka, topic):
     eventually("the second copy", lambda: _numbers(site, "copy") == expected)
     for bridge in bridges:
         assert bridge.terminate() == 0
+
+
+def test_tools_see_the_offsets_of_a_bridge_that_runs(site, kafka, topic):
+    _bridge(site, kafka, topic)
+    for last in (10, 20, 30):
+        _send(kafka, topic, range(last - 10, last), partition=0)
+        expected = [TopicPartition(topic, 0, last)]
+        eventually("the offset", lambda wanted=expected: _committed(kafka, topic) == wanted)
 
 
 def test_bridges_and_kafka_are_killed_under_load(site, kafka, topic):

@@ -16,7 +16,7 @@ use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use rdkafka::ClientConfig;
 use rdkafka::config::FromClientConfigAndContext;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Message};
 use tokio::runtime::Handle;
@@ -32,7 +32,7 @@ use crate::metrics::{FailureLabels, Metrics, TopicLabels};
 use crate::partition::{Reading, reason};
 use crate::places::{NoPlace, Places};
 use crate::position::{Position, Positions};
-use crate::records::{Batch, REJECTED};
+use crate::records::{Batch, REJECTED, SKIPPED};
 use watch::{Refused, Topics};
 
 /// The waits that `/readyz` shows.
@@ -42,6 +42,7 @@ const REFUSED: &str = "Kafka refuses records";
 const POSITION: &str = "waiting for the store (positions)";
 const GAP: &str = "a partition is stopped";
 const NOT_COMMITTED: &str = "records are not committed";
+const UNREADABLE: &str = "Kafka's records cannot be read";
 const PLACE: &str = "waiting for the place of a partition";
 const TOPIC: &str = "a topic is missing";
 
@@ -353,8 +354,11 @@ impl Loop {
         match change {
             Change::Assigned(partitions) => self.take_over(&partitions),
             Change::Revoked => {
-                self.wait_for_outcomes(REVOKED_WAIT);
-                self.commit_offsets(CommitMode::Sync);
+                // Kafka is away, or the group has thrown the bridge out: neither takes offsets.
+                if !self.consumer.assignment_lost() && self.bridge.readiness.reason(KAFKA).is_none() {
+                    self.wait_for_outcomes(REVOKED_WAIT, true);
+                    self.commit_offsets();
+                }
                 self.forget_partitions();
                 self.without_group = Some(Instant::now());
                 if let Err(error) = self.consumer.unassign() {
@@ -369,11 +373,12 @@ impl Loop {
         metrics.lag.clear();
         metrics.stopped.clear();
         metrics.partitions.set(0);
-        for wait in [GAP, PLACE, NOT_COMMITTED] {
+        for wait in [GAP, PLACE, POSITION, NOT_COMMITTED, UNREADABLE] {
             self.bridge.readiness.goes_on(wait);
         }
         self.readings.clear();
         self.stopped.clear();
+        self.must_assign = false;
         self.last_error = None;
     }
 
@@ -446,13 +451,14 @@ impl Loop {
         let reason = error.to_string();
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => self.refused(&reason),
-            code => {
-                self.bridge.readiness.waits(KAFKA, &reason, Level::Warn);
-                if code.is_some_and(has_skipped) {
-                    // Which partition it was follows from the positions.
-                    self.fail_all();
-                }
+            Some(code) if has_skipped(code) => {
+                self.bridge.readiness.waits(UNREADABLE, &reason, Level::Warn);
+                // What was read before is whole.
+                self.submit();
+                // Which partition it was follows from the positions.
+                self.fail_all();
             }
+            _ => self.bridge.readiness.waits(KAFKA, &reason, Level::Warn),
         }
         self.last_error = Some(reason);
     }
@@ -565,23 +571,31 @@ impl Loop {
         reading.ended(outcome.result.is_ok().then_some(outcome.to), Instant::now());
     }
 
-    fn wait_for_outcomes(&mut self, most: Duration) {
+    /// `is_brief`: no longer than until the bridge is told to stop.
+    fn wait_for_outcomes(&mut self, most: Duration, is_brief: bool) {
         let until = Instant::now() + most;
+        let shutdown = self.shutdown.clone();
         while self.in_flight_bytes > 0 {
-            let next = tokio::time::timeout_at(until, self.ended.recv());
+            let next = async {
+                tokio::select! {
+                    outcome = self.ended.recv() => outcome,
+                    () = shutdown.cancelled(), if is_brief => None,
+                    () = tokio::time::sleep_until(until) => None,
+                }
+            };
             match self.handle.block_on(next) {
-                Ok(Some(outcome)) => self.end(&outcome),
-                Ok(None) | Err(_) => return,
+                Some(outcome) => self.end(&outcome),
+                None => return,
             }
         }
     }
 
     /// Commits what was read, and leaves the group.
     fn stop(&mut self) {
-        self.wait_for_outcomes(self.bridge.config.grace);
+        self.wait_for_outcomes(self.bridge.config.grace, false);
         // The end of the client leaves the group. It waits for the commit, which a Kafka that is away would hold up.
         if self.bridge.readiness.reason(KAFKA).is_none() {
-            self.commit_offsets(CommitMode::Async);
+            self.commit_offsets();
         }
     }
 }
@@ -625,6 +639,7 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
         false => reading.batches.add(offset, &without_headers),
         true => match headers(message) {
             Ok(headers) => reading.batches.add(offset, &with_headers(headers, &mut buffer)),
+            Err(_) if reading.batches.skips(offset) => Err(SKIPPED.to_owned()),
             Err(reason) => Err(reason.to_owned()),
         },
     };

@@ -102,6 +102,8 @@ impl Config {
                 (ahead / 16).clamp(1 << 20, 1 << 30).to_string(),
             )
             .set("statistics.interval.ms", "2000")
+            // A broker that is frozen must not hold up an end for a minute.
+            .set("socket.timeout.ms", "10000")
             .set("reconnect.backoff.max.ms", "2000");
         self.security.apply(&mut client);
         client

@@ -6,6 +6,7 @@
 
 mod bridge;
 mod client;
+mod commits;
 mod config;
 mod headers;
 mod metrics;

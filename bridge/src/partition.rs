@@ -14,9 +14,12 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The longest pause before a partition's place is looked for again.
 const LOOK_PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The longest pause before a partition is read again. All others are fetched anew with it, so one that always fails must
-/// be rare.
+/// The longest pause before a partition is read again, but for a half that chance adds. All others are fetched anew with it,
+/// so one that always fails must be rare.
 const READ_PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// A partition that was read for so long is not the one that fails.
+const WELL_AFTER: Duration = Duration::from_secs(5);
 
 /// What happens with a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,12 @@ pub(crate) struct Reading {
     in_flight: usize,
     state: State,
     pause: Duration,
+    /// The number of pauses so far.
+    pauses: usize,
+    /// Since when its records have been taken.
+    read_since: Option<Instant>,
+    /// A message was committed since then.
+    has_committed: bool,
 }
 
 impl Reading {
@@ -57,6 +66,9 @@ impl Reading {
             in_flight: 0,
             state: State::Due(None),
             pause: PAUSE_MIN,
+            pauses: 0,
+            read_since: None,
+            has_committed: false,
         }
     }
 
@@ -90,22 +102,45 @@ impl Reading {
         match committed {
             Some(to) => {
                 self.committed = self.committed.max(Some(to));
+                self.has_committed = true;
                 self.pause = PAUSE_MIN;
             }
             None => self.fail(now),
         }
     }
 
+    /// Returns true if its records are taken, and nothing suggests that this fails.
+    pub(crate) fn is_well(&self, now: Instant) -> bool {
+        self.takes_records() && (self.has_committed || self.was_read_long(now))
+    }
+
+    fn was_read_long(&self, now: Instant) -> bool {
+        let since = self.read_since;
+        since.is_some_and(|since| now.saturating_duration_since(since) >= WELL_AFTER)
+    }
+
     /// A message cannot reach the log: what follows it must not either.
     pub(crate) fn fail(&mut self, now: Instant) {
+        if self.takes_records() && self.was_read_long(now) {
+            self.pause = PAUSE_MIN;
+        }
         if matches!(self.state, State::Read | State::Found(_)) {
             self.wait(now, READ_PAUSE_MAX);
         }
     }
 
+    /// Chance keeps partitions apart that failed together, because only one of them did.
     fn wait(&mut self, now: Instant, longest: Duration) {
-        self.state = State::Due(Some(now + self.pause));
+        let chance = self.client.0[self.pauses % self.client.0.len()];
+        self.pauses += 1;
+        let more = self.pause * u32::from(chance) / 512;
+        self.state = State::Due(Some(now + self.pause + more));
         self.pause = (self.pause * 2).min(longest);
+    }
+
+    /// Returns true if the last search found no place.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.pause > PAUSE_MIN
     }
 
     /// Returns true if it is time to look for the manifest's position.
@@ -143,7 +178,9 @@ impl Reading {
     }
 
     /// Reads on from here.
-    pub(crate) fn restart(&mut self, batches: Batches) {
+    pub(crate) fn restart(&mut self, batches: Batches, now: Instant) {
+        self.read_since = Some(now);
+        self.has_committed = false;
         self.committed = Some(batches.position());
         self.batches = batches;
         self.state = State::Read;
@@ -182,7 +219,7 @@ mod tests {
         let mut reading = Reading::new(Arc::new(of), ClientId([1; 16]), batches(0));
         assert!(reading.is_due(Instant::now()) && !reading.takes_records());
         assert_eq!(reading.committed, None, "it has no place yet");
-        reading.restart(batches(5));
+        reading.restart(batches(5), Instant::now());
         reading
     }
 
@@ -195,7 +232,7 @@ mod tests {
         reading.ended(Some(9), Instant::now());
         reading.ended(None, Instant::now());
         assert!(!reading.takes_records());
-        let later = Instant::now() + READ_PAUSE_MAX;
+        let later = Instant::now() + 2 * READ_PAUSE_MAX;
         assert!(!reading.is_due(later), "a message is in flight");
         reading.ended(None, Instant::now());
         assert!(!reading.is_due(Instant::now()) && reading.is_due(later));
@@ -211,8 +248,29 @@ mod tests {
         });
         // Records of the old assignment may still arrive.
         assert!(!reading.is_due(later) && !reading.takes_records());
-        reading.restart(batches(7));
+        reading.restart(batches(7), Instant::now());
         assert!(reading.takes_records() && !reading.is_due(later));
         assert_eq!(reading.committed, Some(7));
+    }
+
+    /// Nobody knows which partition has a record that cannot be read, so all of them fail with it, again and again.
+    #[tokio::test]
+    async fn a_partition_that_was_read_for_a_while_returns_soon() {
+        let (mut well, mut broken) = (reading(), reading());
+        broken.client = ClientId([255; 16]);
+        let mut now = Instant::now();
+        for _ in 0..12 {
+            now += 2 * WELL_AFTER;
+            well.fail(now);
+            let soon = now + 2 * PAUSE_MIN;
+            assert!(well.is_due(soon));
+            well.restart(batches(5), soon);
+            assert!(!well.is_well(soon) && well.is_well(soon + WELL_AFTER));
+            broken.restart(batches(5), now);
+            broken.fail(now);
+        }
+        assert!(!broken.is_due(now + READ_PAUSE_MAX));
+        assert!(broken.is_due(now + READ_PAUSE_MAX * 3 / 2));
+        assert!(!broken.is_well(now + READ_PAUSE_MAX * 3 / 2));
     }
 }

@@ -11,7 +11,7 @@ use rdkafka::Offset;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaResult;
 use rdkafka::topic_partition_list::TopicPartitionList;
-use tokio::sync::{Mutex, OnceCell, Semaphore};
+use tokio::sync::{Mutex, OnceCell, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Context, Partition, unsigned};
@@ -26,6 +26,9 @@ const STORE_ANSWER: Duration = Duration::from_secs(10);
 
 /// Questions to Kafka at the same time. Each one without an answer keeps a thread for [`ANSWER`].
 const QUESTIONS: usize = 32;
+
+/// Those of them about partitions for which there was no answer before: they keep nobody else waiting.
+const REPEATED_QUESTIONS: usize = 24;
 
 /// Why a partition has no place.
 #[derive(Debug)]
@@ -62,6 +65,7 @@ pub(crate) struct Places {
     from: From,
     accepted_gaps: BTreeSet<Partition>,
     questions: Semaphore,
+    repeated: Semaphore,
     /// Swaps of one bridge take turns: they are all for the same manifest.
     swaps: Mutex<()>,
     shutdown: CancellationToken,
@@ -94,18 +98,24 @@ impl Places {
             from,
             accepted_gaps,
             questions: Semaphore::new(QUESTIONS),
+            repeated: Semaphore::new(REPEATED_QUESTIONS),
             swaps: Mutex::new(()),
             shutdown,
         }
     }
 
-    /// Finds or makes the position of a partition, and checks that Kafka has it.
+    /// Finds or makes the position of a partition, and checks that Kafka has it. `is_repeated`: the last search found none.
     pub(crate) async fn find(
         &self,
         round: &Round,
         partition: &Partition,
         of: &Arc<SourcePartition>,
+        is_repeated: bool,
     ) -> Result<Position, NoPlace> {
+        let _turn = match is_repeated {
+            true => Some(self.turn(&self.repeated).await.map_err(NoPlace::Kafka)?),
+            false => None,
+        };
         let mut found = self.look(round, partition, of).await?;
         if !found.is_there() {
             // Another bridge may have moved the position between the two questions, and retention the beginning.
@@ -220,18 +230,19 @@ impl Places {
         &self,
         question: impl FnOnce(&BaseConsumer<Context>) -> KafkaResult<T> + Send + 'static,
     ) -> Result<T, String> {
-        let stops = || Err("the bridge stops".to_owned());
-        let turn = tokio::select! {
-            biased;
-            () = self.shutdown.cancelled() => return stops(),
-            turn = self.questions.acquire() => turn,
-        };
-        if turn.is_err() {
-            return stops();
-        }
+        let _turn = self.turn(&self.questions).await?;
         let consumer = Arc::clone(&self.consumer);
         let asked = blocking::compute(&*self.positions.environment, move || question(&consumer));
         asked.await.map_err(|error| error.to_string())
+    }
+
+    async fn turn<'s>(&self, of: &'s Semaphore) -> Result<SemaphorePermit<'s>, String> {
+        let turn = tokio::select! {
+            biased;
+            () = self.shutdown.cancelled() => None,
+            turn = of.acquire() => turn.ok(),
+        };
+        turn.ok_or_else(|| "the bridge stops".to_owned())
     }
 
     /// Gives up a question to the store that gets no answer.

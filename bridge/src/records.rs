@@ -18,7 +18,7 @@ use crate::position::Position;
 pub(crate) const REJECTED: &str = "bridge.rejected";
 
 /// The reason in the row of a record that an operator skips.
-const SKIPPED: &str = "skipped, as --skip-record demands";
+pub(crate) const SKIPPED: &str = "skipped, as --skip-record demands";
 
 /// The length at which a message is complete.
 const MESSAGE_BYTES: usize = 512 << 10;
@@ -74,6 +74,11 @@ impl Batches {
         }
     }
 
+    /// Returns true if an operator skips the record at this offset.
+    pub(crate) fn skips(&self, offset: u64) -> bool {
+        self.skipped.contains(&offset)
+    }
+
     /// Skips the records at these offsets: the stream of rejected ones has a row without their content.
     pub(crate) fn skipping(mut self, offsets: BTreeSet<u64>) -> Batches {
         self.skipped = offsets;
@@ -103,7 +108,7 @@ impl Batches {
         if offset < self.position() {
             return Ok(());
         }
-        if self.skipped.contains(&offset) {
+        if self.skips(offset) {
             return Err(SKIPPED.to_owned());
         }
         let bytes = record.value.map_or(0, <[u8]>::len);

@@ -355,11 +355,9 @@ async fn serve(
         }
     };
     // The tasks of a producer that has committed everything need a moment to end.
-    producer
-        .drain(left.max(Duration::from_secs(1)))
-        .await
-        .context("records that were read are not committed; the next bridge reads them again")?;
+    let drained = producer.drain(left.max(Duration::from_secs(1))).await;
     ended?;
+    drained.context("records that were read are not committed; the next bridge reads them again")?;
     info!("bridge: stopped; the next bridge goes on from the positions in the buffer");
     Ok(())
 }

@@ -10,7 +10,7 @@ use rdkafka::consumer::Consumer;
 use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::time::Instant;
 
-use super::{Answer, BridgeError, GAP, GROUP, Loop, NOT_COMMITTED, PLACE, POSITION};
+use super::{Answer, BridgeError, GAP, GROUP, Loop, PLACE, POSITION};
 use crate::client::{Partition, signed};
 use crate::metrics::PartitionLabels;
 use crate::partition::Reading;
@@ -57,9 +57,9 @@ impl Loop {
             reading.seek();
             let (places, round) = (Arc::clone(&self.places), Arc::clone(&round));
             let (partition, session) = (partition.clone(), self.session);
-            let of = Arc::clone(&reading.of);
+            let (of, is_repeated) = (Arc::clone(&reading.of), reading.is_repeated());
             let search = async move {
-                let place = places.find(&round, &partition, &of).await;
+                let place = places.find(&round, &partition, &of, is_repeated).await;
                 Answer::Place {
                     partition,
                     session,
@@ -123,10 +123,6 @@ impl Loop {
             return;
         }
         self.assign();
-        if self.readings.values().all(Reading::takes_records) {
-            self.bridge.readiness.goes_on(NOT_COMMITTED);
-            self.bridge.readiness.goes_on(PLACE);
-        }
     }
 
     fn give_up(&mut self, partition: &Partition, reason: String) {
@@ -191,7 +187,7 @@ impl Loop {
             return;
         };
         tracing::info!("reads {} from offset {position}", reading.of);
-        reading.restart(batches);
+        reading.restart(batches, Instant::now());
     }
 
     fn batches(&self, (topic, partition): &Partition, position: Position) -> Option<Batches> {

@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use millpond_runtime::{Level, blocking};
 use rdkafka::Offset;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::metadata::Metadata;
 use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, GROUP, KAFKA, Loop, REFUSED, TOPIC};
+use super::{Answer, GROUP, KAFKA, Loop, NOT_COMMITTED, PLACE, REFUSED, TOPIC, UNREADABLE};
 use crate::client::{Context, signed};
+use crate::commits::commit;
 use crate::metrics::PartitionLabels;
+use crate::partition::Reading;
 
 /// Time between two commits of offsets to Kafka, and between two updates of the lags.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -59,8 +61,9 @@ impl Loop {
         self.reported_at = Instant::now();
         self.show_lags();
         if !self.consumer.context().is_committing() {
-            self.commit_offsets(CommitMode::Async);
+            self.commit_offsets();
         }
+        self.watch_partitions();
         self.watch_connection();
         self.watch_group();
         self.watch_refusal();
@@ -83,7 +86,7 @@ impl Loop {
     }
 
     /// Tells Kafka's tools how far the bridge is. Nothing else depends on it.
-    pub(super) fn commit_offsets(&self, mode: CommitMode) {
+    pub(super) fn commit_offsets(&self) {
         let mut list = TopicPartitionList::new();
         for ((topic, partition), reading) in &self.readings {
             if let Some(committed) = reading.committed {
@@ -95,10 +98,19 @@ impl Loop {
         if list.count() == 0 {
             return;
         }
-        match (self.consumer.commit(&list, mode), mode) {
-            (Ok(()), CommitMode::Async) => self.consumer.context().commits(),
-            (Ok(()), CommitMode::Sync) => {}
-            (Err(error), _) => tracing::debug!("offsets were not committed to Kafka: {error}"),
+        match commit(&self.consumer, &list) {
+            Ok(()) => self.consumer.context().commits(),
+            Err(error) => tracing::debug!("offsets were not committed to Kafka: {error}"),
+        }
+    }
+
+    /// A partition that failed once may do so again at once: only time, or a commit, shows that it does not.
+    fn watch_partitions(&self) {
+        let now = Instant::now();
+        if self.readings.values().all(|reading| reading.is_well(now)) {
+            for wait in [PLACE, NOT_COMMITTED, UNREADABLE] {
+                self.bridge.readiness.goes_on(wait);
+            }
         }
     }
 
@@ -140,6 +152,14 @@ impl Loop {
             return;
         }
         if refused.is_tried_again {
+            if !self.readings.values().all(Reading::takes_records) {
+                // Not all have begun again.
+                self.refused = Some(Refused {
+                    at: Instant::now(),
+                    ..refused
+                });
+                return;
+            }
             self.refused = None;
             self.bridge.readiness.goes_on(REFUSED);
             return;
@@ -201,6 +221,11 @@ fn look_for(topics: &[String], consumer: &BaseConsumer<Context>, shutdown: &Canc
             ),
             Some(error @ RDKafkaErrorCode::TopicAuthorizationFailed) => {
                 (error.to_string(), "Grant the right to read it")
+            }
+            // It is new.
+            Some(RDKafkaErrorCode::LeaderNotAvailable) => {
+                all = Topics::Unknown;
+                continue;
             }
             Some(error) => (error.to_string(), "Create it, or correct --topics"),
         };
