@@ -13,10 +13,14 @@ import (
 )
 
 func TestASecretOfTheFilesIsWhereTheFlagsLook(t *testing.T) {
+	flags := map[string][]string{
+		"gateway": {"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens", "--kafka-topics"},
+		"bridge":  {"--sasl-password-file", "--kafka-topics"},
+	}
 	for _, deployment := range of[*apps.Deployment](rendered(t, valuesOf(t, "full"))) {
 		pod := deployment.Spec.Template.Spec
 		command := line(t, deployment.Name, pod)
-		for _, flag := range []string{"--tls-cert", "--tls-key", "--tls-client-ca", "--tokens"} {
+		for _, flag := range flags[command.arguments[0]] {
 			file, given := command.value(flag)
 			mounted := slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(mount core.VolumeMount) bool {
 				return strings.HasPrefix(file, mount.MountPath+"/") && mount.ReadOnly
@@ -72,6 +76,8 @@ func TestEachPartHasItsOwnSecrets(t *testing.T) {
 		"full": {
 			"millpond-s3-gateway": "deployment", "millpond-s3-consumer": "statefulset", "millpond-s3-gc": "cronjob",
 			"clickhouse": "statefulset", "millpond-tokens": "deployment", "millpond-tls": "deployment",
+			"millpond-s3-bridge": "deployment telemetry-millpond-bridge", "kafka-bridge": "deployment telemetry-millpond-bridge",
+			"otlp-bridge": "deployment telemetry-millpond-bridge", "proxy-bridge": "deployment telemetry-millpond-bridge",
 			"otlp-gateway": "deployment", "otlp-consumer": "statefulset",
 			"proxy-gateway": "deployment", "proxy-consumer": "statefulset", "proxy-gc": "cronjob",
 		},

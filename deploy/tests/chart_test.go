@@ -210,6 +210,8 @@ func TestEveryPartIsRendered(t *testing.T) {
 	// The consumer's account and the certificate are not the chart's there.
 	want = slices.DeleteFunc(want, func(kind string) bool { return kind == "Secret" })
 	want = append(want, "ConfigMap", "CronJob", "HorizontalPodAutoscaler", "Ingress", "Ingress", "NetworkPolicy", "ServiceMonitor")
+	// The bridge.
+	want = append(want, "ConfigMap", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service", "ServiceAccount")
 	slices.Sort(want)
 	if found := kinds(rendered(t, valuesOf(t, "full"))); !slices.Equal(found, want) {
 		t.Errorf("full: %v", found)
@@ -321,7 +323,7 @@ func TestEverySelectorSelectsSomething(t *testing.T) {
 				}
 			}
 			if wanted := len(of[*apps.Deployment](all)) + len(of[*apps.StatefulSet](all)); len(scraped) != wanted {
-				t.Errorf("monitor %s scrapes %v, and not gateways and each consumer once", name, scraped)
+				t.Errorf("monitor %s scrapes %v, and not gateways, bridges and each consumer once", name, scraped)
 			}
 		}
 		accounts := of[*core.ServiceAccount](all)
@@ -487,8 +489,11 @@ func TestTelemetryGoesToTheConfiguredEndpoint(t *testing.T) {
 		}
 		pushing++
 		secret, wanted := found["MILLPOND_OTLP_HEADERS"].ValueFrom, [2]string{"otlp-gateway", "headers"}
-		if strings.HasPrefix(name, "statefulset ") {
+		switch {
+		case strings.HasPrefix(name, "statefulset "):
 			wanted = [2]string{"otlp-consumer", "consumer"}
+		case strings.HasSuffix(name, "-bridge"):
+			wanted = [2]string{"otlp-bridge", "headers"}
 		}
 		if found["MILLPOND_OTLP_ENDPOINT"].Value != "http://collector.observability:4318" || found["MILLPOND_OTLP_TRACES"].Value != "0.05" ||
 			secret == nil || [2]string{secret.SecretKeyRef.Name, secret.SecretKeyRef.Key} != wanted {

@@ -93,6 +93,14 @@ type commandLine struct {
 	environment map[string]string
 }
 
+// command returns the words of the command.
+func (c commandLine) command() string {
+	if c.arguments[0] == "bridge" {
+		return strings.Join(c.arguments[:2], " ")
+	}
+	return c.arguments[0]
+}
+
 // value returns a flag's value, or "" and false.
 func (c commandLine) value(flag string) (string, bool) {
 	for i, argument := range c.arguments {
@@ -123,7 +131,7 @@ var (
 // its values, up to the point where the program would open the buffer.
 func (c commandLine) check(t *testing.T) {
 	t.Helper()
-	command := c.arguments[0]
+	command := c.command()
 	var arguments []string
 	files := secrets(t)
 	for i := 0; i < len(c.arguments); i++ {
@@ -188,7 +196,7 @@ func (c commandLine) seconds(t *testing.T, flag string) time.Duration {
 	t.Helper()
 	value, ok := c.value(flag)
 	if !ok {
-		value = defaultOf(t, c.arguments[0], flag)
+		value = defaultOf(t, c.command(), flag)
 	}
 	length, err := time.ParseDuration(value)
 	if err != nil {
@@ -215,13 +223,19 @@ func defaultOf(t *testing.T, command, flag string) string {
 // lastPush is the maximum time of a command's last push of its own telemetry (docs/telemetry.md).
 const lastPush = 3 * time.Second
 
-// stopping is the maximum time that a gateway or a consumer needs to end after SIGTERM.
+// answer is the maximum wait for an answer of Kafka (docs/bridge.md).
+const answer = 10 * time.Second
+
+// stopping is the maximum time that a gateway, a bridge or a consumer needs to end after SIGTERM.
 func (c commandLine) stopping(t *testing.T) time.Duration {
 	t.Helper()
 	drain := c.seconds(t, "--drain-timeout")
-	if c.arguments[0] == "gateway" {
+	switch c.arguments[0] {
+	case "gateway":
 		// Requests in flight, and then the producer's commits.
 		return 2*drain + lastPush
+	case "bridge":
+		return drain + answer + lastPush
 	}
 	// The consumer waits for a swap of the cursor in flight.
 	return drain + c.seconds(t, "--request-timeout") + lastPush
@@ -232,7 +246,7 @@ func (c commandLine) memory(t *testing.T) int64 {
 	t.Helper()
 	value, ok := c.value("--memory-limit")
 	if !ok {
-		value = defaultOf(t, c.arguments[0], "--memory-limit")
+		value = defaultOf(t, c.command(), "--memory-limit")
 	}
 	return bytesOf(t, value)
 }

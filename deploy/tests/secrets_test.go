@@ -46,10 +46,11 @@ func secrets(t *testing.T) map[string]string {
 	}
 	public := write("tls.crt", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}))
 	return map[string]string{
-		"--tls-cert":      public,
-		"--tls-key":       write("tls.key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
-		"--tls-client-ca": public,
-		"--kafka-topics":  write("topics.toml", []byte("[[topic]]\nname = \"audit\"\nencoding = \"raw\"\n")),
-		"--tokens":        write("tokens.toml", []byte("[[token]]\nname = \"test\"\ntoken = \"a-token-of-some-length-for-a-test\"\n")),
+		"--tls-cert":           public,
+		"--tls-key":            write("tls.key", pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})),
+		"--tls-client-ca":      public,
+		"--sasl-password-file": write("password", []byte("a-password\n")),
+		"--kafka-topics":       write("topics.toml", []byte("[[topic]]\nname = \"audit\"\nencoding = \"raw\"\n")),
+		"--tokens":             write("tokens.toml", []byte("[[token]]\nname = \"test\"\ntoken = \"a-token-of-some-length-for-a-test\"\n")),
 	}
 }
