@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 )
 
 from harness.corpus import record, request
+from harness.grafana import ask, dashboard_queries, known, names_in
 from harness.kafka import Bridge, Kafka, needs_kafka
 from harness.kafka_bytes import produce_bytes
 from harness.network import Toxiproxy
@@ -221,6 +222,26 @@ def test_a_record_with_more_headers_than_librdkafka_takes(site, kafka):
     assert rejected["value"] == '{"n":0}'
 
 
+def test_the_dashboard_and_the_alerts_find_a_bridge(site, kafka, topic):
+    sender = _sender(kafka)
+    for number in range(10):
+        sender.produce(topic, b"no JSON" if number % 2 else b"{}", partition=number % 3)
+    assert sender.flush(4 * PATIENCE) == 0
+    bridge = _bridge(site, kafka, topic)
+    # These appear when they are needed.
+    rare = {"millpond_bridge_commits_refused_total", "millpond_bridge_partition_stopped"}
+    queries = [query for query in dashboard_queries() if "millpond_bridge_" in query]
+    needed = set().union(*map(names_in, queries)) - rare
+    eventually("the metrics", lambda: needed <= known(bridge))
+    answers = ask({"bridge": bridge.admin}, queries)
+    for answer in answers:
+        assert "error" not in answer, answer
+        if "alert" not in answer and not names_in(answer["query"]) & rare:
+            assert answer["series"] > 0, f"nothing is found by {answer['query']}"
+    stands = {answer["alert"]: answer["series"] for answer in answers if "alert" in answer}
+    assert stands["MillpondBridgeStands"] == stands["MillpondBridgeStopped"] == 0
+
+
 def test_two_streams_each_have_all_of_a_topic(site, kafka, topic):
     _send(kafka, topic, range(30))
     file = site.directory / "topics.toml"
@@ -343,6 +364,10 @@ def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topi
     assert f"offsets {high - 5} to {high}" in stopped.messages()
     assert not stopped.ready()
     assert stopped.metric("millpond_bridge_partition_stopped") == 1
+    answers = ask({"bridge": stopped.admin}, [])
+    found = {answer["alert"] for answer in answers if answer.get("alert") and answer["series"]}
+    assert "MillpondBridgeStopped" in found
+    assert "MillpondBridgeRejects" not in found
     _send(kafka, topic, range(400, 430))
     assert stopped.terminate() == 0
     _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0", name="accepting")
