@@ -6,6 +6,7 @@ use crate::metrics::DeadLabel;
 use crate::sink::{BatchId, Record, RowId};
 use crate::worker::BatchWorker;
 use bytes::Bytes;
+use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Object;
 use millpond_manifest::{DeadLetter, dead_letter};
 use millpond_runtime::{Backoff, Level};
@@ -56,33 +57,32 @@ impl<'w> DeadLetterWriter<'w> {
         reason: String,
     ) -> Result<(), ConsumeError> {
         self.counted += 1;
-        self.write(dead_letter::Kind::Refused, id, record, reason).await
+        let (worker, letter) = (
+            self.worker,
+            self.letter(dead_letter::Kind::Refused, id, record, reason),
+        );
+        write(worker, self.id.clone(), letter).await;
+        Ok(())
     }
 
-    /// Writes a message that cannot be read, or an event that does not fit its table. Events do not count towards the limit: their
-    /// senders decide whether they fit, and must not stop the streams of others.
-    pub(crate) async fn unreadable(
+    /// Counts a message that cannot be read, or an event that does not fit its table, and returns what writes it. Events do not
+    /// count towards the limit: their senders decide whether they fit, and must not stop the streams of others.
+    pub(crate) fn unreadable(
         &mut self,
         id: RowId,
         message: Record,
         reason: String,
-    ) -> Result<(), ConsumeError> {
+    ) -> Result<BoxFuture<'w, ()>, ConsumeError> {
         if self.encoding != Encoding::Ndjson || self.max == 0 {
             self.check(1, &reason)?;
             self.counted += 1;
         }
-        self.write(dead_letter::Kind::Unreadable, id, message, reason)
-            .await
+        let (worker, batch) = (self.worker, self.id.clone());
+        let letter = self.letter(dead_letter::Kind::Unreadable, id, message, reason);
+        Ok(write(worker, batch, letter).boxed())
     }
 
-    async fn write(
-        &mut self,
-        kind: dead_letter::Kind,
-        id: RowId,
-        record: Record,
-        reason: String,
-    ) -> Result<(), ConsumeError> {
-        let BatchWorker { environment, .. } = self.worker;
+    fn letter(&self, kind: dead_letter::Kind, id: RowId, record: Record, reason: String) -> DeadLetter {
         let BatchId {
             buffer_id,
             shard,
@@ -92,7 +92,7 @@ impl<'w> DeadLetterWriter<'w> {
             schema_version,
             ..
         } = self.id.clone();
-        let letter = DeadLetter {
+        DeadLetter {
             buffer_id,
             shard,
             stream,
@@ -106,48 +106,49 @@ impl<'w> DeadLetterWriter<'w> {
             received_at_us: record.received_at_us,
             payload: Bytes::from(record.payload),
             reason,
-            written_at_ms: environment.now_ms(),
-        };
-        let key = letter.key();
-        let body = letter.encode();
-        if let Some(tally) = &self.worker.repair {
-            tally.dead_letter();
+            written_at_ms: self.worker.environment.now_ms(),
         }
-        if self.put(&key, body).await == Created::New {
-            let (stream, reason) = (letter.stream.clone(), kind.name());
-            self.worker
-                .metrics
-                .dead_letters
-                .get_or_create(&DeadLabel { stream, reason })
-                .inc();
-            warn!(
-                batch = %self.id,
-                "{key}: a dead letter, since the sink will never take it: {}",
-                letter.reason
-            );
-        }
-        Ok(())
     }
+}
 
-    /// Writes the object, unless a predecessor has written it.
-    async fn put(&self, key: &str, body: Bytes) -> Created {
-        let BatchWorker {
-            store,
-            readiness,
-            environment,
-            ..
-        } = self.worker;
-        let what = format!("writing {key}");
-        let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
-        loop {
-            match store.put_if_absent(key, vec![body.clone()]).await {
-                Ok(created) => {
-                    readiness.goes_on(&what);
-                    return created;
-                }
-                Err(error) => readiness.waits(&what, error, Level::Warn),
+async fn write(worker: &BatchWorker, batch: BatchId, letter: DeadLetter) {
+    let (key, body) = (letter.key(), letter.encode());
+    if let Some(tally) = &worker.repair {
+        tally.dead_letter();
+    }
+    if put(worker, &key, body).await == Created::New {
+        let (stream, reason) = (letter.stream.clone(), letter.kind.name());
+        worker
+            .metrics
+            .dead_letters
+            .get_or_create(&DeadLabel { stream, reason })
+            .inc();
+        warn!(
+            batch = %batch,
+            "{key}: a dead letter, since the sink will never take it: {}",
+            letter.reason
+        );
+    }
+}
+
+/// Writes the object, unless a predecessor has written it.
+async fn put(worker: &BatchWorker, key: &str, body: Bytes) -> Created {
+    let BatchWorker {
+        store,
+        readiness,
+        environment,
+        ..
+    } = worker;
+    let what = format!("writing {key}");
+    let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
+    loop {
+        match store.put_if_absent(key, vec![body.clone()]).await {
+            Ok(created) => {
+                readiness.goes_on(&what);
+                return created;
             }
-            backoff.pause(&**environment).await;
+            Err(error) => readiness.waits(&what, error, Level::Warn),
         }
+        backoff.pause(&**environment).await;
     }
 }

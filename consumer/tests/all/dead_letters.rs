@@ -432,6 +432,31 @@ async fn events_that_do_not_fit_their_table_end_no_consumer_however_many() {
     assert_delivered_or_dead(&log, &table, "once each").await;
 }
 
+/// The store takes the write of one dead letter late. The others do not wait for it, and the batch does.
+#[tokio::test]
+async fn dead_letters_do_not_wait_for_each_other() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let table = Table::open("table");
+    let consumer = start(&store, config("a"), &table);
+    acknowledged(&log, 1).await;
+    let unfit: Vec<u64> = (3..30).collect();
+    table.cannot_read(&unfit);
+    let late = network.hold(On::Create, "");
+    log.commit(&[40]).await;
+    eventually("the other letters, and the rows", async || {
+        dead(&log).await.len() == 26 && table.rows().len() == 16
+    })
+    .await;
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.next(STREAM), 1, "a letter is missing");
+    late.release();
+    acknowledged(&log, 2).await;
+    consumer.stop().await.unwrap();
+    assert_delivered_or_dead(&log, &table, "once each").await;
+}
+
 /// All faults at once: all four outcomes of every write to the table and to the store, failing reads, owners that crash
 /// or stop anywhere, and a table that changes and is repaired between them.
 #[tokio::test]
