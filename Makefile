@@ -77,14 +77,7 @@ bench-micro: ## Instructions and CPU time of the hot pieces, compared with BASE=
 	@exec scripts/bench-micro.sh $(BENCH_FLAGS)
 
 .PHONY: test
-test: build ## Run every test (installs MinIO, a Collector, chDB, … into the cache first)
-	@$(call section,tools)
-	# Before the lanes, which would install the same ones at the same time.
-	$(call tools)
-	if command -v java >/dev/null && command -v mvn >/dev/null; then
-	    $(call tools,kafka zookeeper)
-	fi
-	scripts/lanes.sh "test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy" "test-processes test-cluster"
+test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes test-cluster ## Run every test (installs MinIO, a Collector, chDB, … into the cache first)
 
 .PHONY: collector
 collector: ## Build a Collector with Millpond's exporter (otel-exporter/builder.yaml) and print its path
