@@ -537,7 +537,7 @@ CATCHERS = {
         Catcher(
             "producer/tests/all/scripts.rs",
             "the_scripts_lead_to_what_they_say",
-            "go on as producer 2: the store shows earlier states",
+            "the store shows earlier states of the manifest for good",
         )
     ],
     "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],

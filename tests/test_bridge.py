@@ -380,6 +380,8 @@ def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic
     bridge = _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0")
     eventually("all", lambda: bridge.metric(READ) == 20)
     bridge.send(signal.SIGSTOP)
+    # Kafka answers a request that waits for records after half a second at most.
+    time.sleep(2)
     _send(kafka, topic, range(20, 40), partition=0)
     _delete(kafka, topic, 35)
     _send(kafka, topic, range(40, 45), partition=0)
