@@ -194,7 +194,7 @@ func (c *commitState) read(found *manifest.Snapshot) news {
 }
 
 // isRestored takes the earlier states that the store shows for those of a restored manifest. The producer goes on with
-// them under a new id. What was on its way has an unknown outcome.
+// them under a new id. The outcome of a commit on its way is unknown.
 func (c *commitState) isRestored() {
 	c.newest, c.restored = 0, c.registered
 }
@@ -258,12 +258,9 @@ func (c *commitState) decide(group group, draw drawer) step {
 		return readStep{}
 	case !c.registered:
 		return c.register(draw)
-	case c.restored:
+	case c.restored || c.knows == absent:
+		// A producer that has registered takes a missing manifest only as a restored one.
 		return renewStep{draw.producerID(), "the store shows earlier states of the manifest for good", !c.mayGrow(), true}
-	case c.knows == absent:
-		// The producer was registered, and the manifest no longer exists: treat it as if the manifest had forgotten the
-		// producer.
-		return c.forgotten(nil, "the manifest is gone", draw)
 	}
 	if page := c.pageToStore(c.known.State, draw); page != nil {
 		return storePageStep{page}
@@ -401,7 +398,7 @@ func (c *commitState) own(group group, reason error, draw drawer) (*ownOutcome, 
 	case errors.As(reason, &taken) && taken.Row.Commit == c.last+1:
 		return c.already(taken.Row, group, draw)
 	case errors.As(reason, &notRegistered):
-		renew := c.forgotten(c.known.State, reason.Error(), draw)
+		renew := c.forgotten(reason.Error(), draw)
 		return nil, &renew
 	}
 	renew := contradicted(reason.Error(), draw)
@@ -465,8 +462,8 @@ func (c *commitState) dropInvalid(place int, reason string, group group, draw dr
 
 // forgotten handles a manifest that does not know this producer (any more), so its table cannot resolve an attempt. The
 // end of the log may: after a refusal it is worth a look, because another producer nearly always was first.
-func (c *commitState) forgotten(state *manifest.Manifest, reason string, draw drawer) renewStep {
-	disproved := c.doubt == refused && state != nil && state.Lacks(c.unresolved.firstSequence, c.unresolved.segments)
+func (c *commitState) forgotten(reason string, draw drawer) renewStep {
+	disproved := c.doubt == refused && c.known.State.Lacks(c.unresolved.firstSequence, c.unresolved.segments)
 	return renewStep{draw.producerID(), reason, c.doubt != resolved && !disproved || c.forwarded, false}
 }
 

@@ -342,7 +342,7 @@ impl<S: Found> Commits<S> {
     }
 
     /// Takes the earlier states that the store shows for those of a restored manifest. The producer goes on with them under a
-    /// new id. What was on its way has an unknown outcome.
+    /// new id. The outcome of a commit on its way is unknown.
     pub fn restored(&mut self) {
         self.newest = 0;
         self.is_restored = self.registered;
@@ -432,19 +432,14 @@ impl<S: Found> Commits<S> {
         if !self.registered {
             return self.register(found, draw);
         }
-        if self.is_restored {
-            let reason = "the store shows earlier states of the manifest for good".to_owned();
+        // A producer that has registered takes a missing manifest only as a restored one.
+        let Some(found) = found.filter(|_| !self.is_restored) else {
             return Next::Renew(Renewal {
                 producer: draw.producer_id(),
-                reason,
+                reason: "the store shows earlier states of the manifest for good".to_owned(),
                 in_doubt: !self.may_grow(),
                 contradicted: true,
             });
-        }
-        let Some(found) = found else {
-            // The producer was registered, and the manifest no longer exists: treat it as if the manifest had forgotten
-            // the producer.
-            return self.forgotten(None, "the manifest is gone", draw);
         };
         self.page_to_store(found.manifest(), draw)
             .map_or_else(|| self.commit(found, group, draw), Next::StorePage)
@@ -646,7 +641,7 @@ impl<S: Found> Commits<S> {
             ClaimRefusal::Taken { row, .. } if row.commit == self.last + 1 => {
                 self.already(state, &row, group, draw)
             }
-            ClaimRefusal::NotRegistered(_) => Err(self.forgotten(Some(state), &refusal.to_string(), draw)),
+            ClaimRefusal::NotRegistered(_) => Err(self.forgotten(state, refusal.to_string(), draw)),
             _ => Err(Self::contradicted(refusal.to_string(), draw)),
         }
     }
@@ -714,15 +709,15 @@ impl<S: Found> Commits<S> {
 
     /// The manifest does not know this producer (any more), so its table cannot resolve an attempt. The end of the log
     /// may: after a refusal it is worth a look, because another producer nearly always was first.
-    fn forgotten(&self, state: Option<&Manifest>, reason: &str, draw: &mut impl Draw) -> Next<S::Version> {
+    fn forgotten(&self, state: &Manifest, reason: String, draw: &mut impl Draw) -> Next<S::Version> {
         let in_doubt = self.unresolved().is_some_and(|(attempt, refused)| {
-            let lacks = state.is_some_and(|state| state.lacks(attempt.first_sequence, &attempt.segments));
+            let lacks = state.lacks(attempt.first_sequence, &attempt.segments);
             let disproved = refused && lacks;
             !disproved
         });
         Next::Renew(Renewal {
             producer: draw.producer_id(),
-            reason: reason.to_owned(),
+            reason,
             in_doubt: in_doubt || self.forwarded,
             contradicted: false,
         })

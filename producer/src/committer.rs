@@ -81,7 +81,7 @@ pub(crate) struct Committer {
     pub(crate) turns: Turns,
     /// Another producer was first, and this one has not read the manifest since.
     lost_race: bool,
-    /// What the store refused to replace, and may still show. The inner `None`: no manifest.
+    /// The version that the store refused to replace, and may still show. The inner `None` stands for no manifest.
     refused: Option<Option<Version>>,
     /// The store showed that again.
     is_behind: bool,
