@@ -5,7 +5,9 @@ use std::time::Duration;
 use crate::sources;
 use crate::support::group::{Group, SECOND, Way, load, percentile, slow_store};
 use crate::support::{append, send_first};
+use millpond_producer::{AppendError, Committed, Producer};
 use millpond_storage::unreliable::{Fault, Faults, On};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 #[tokio::test(start_paused = true)]
@@ -188,6 +190,19 @@ async fn a_leader_whose_store_shows_old_states_in_turns_pauses_as_well() {
     a_leader_stays_behind(2).await;
 }
 
+/// Appends a message while the test goes on.
+fn append_aside(producer: &Producer, text: &'static str) -> JoinHandle<Result<Committed, AppendError>> {
+    let producer = producer.clone();
+    tokio::spawn(async move { append(&producer, text).await })
+}
+
+/// Checks that the producer shows a wait for one of these reasons.
+fn assert_waits(producer: &Producer, reasons: &[&str]) {
+    let waits = producer.readiness().waiting_for();
+    let is_one = |wait: &String| reasons.iter().any(|reason| wait.contains(reason));
+    assert!(waits.iter().any(is_one), "{waits:?}");
+}
+
 async fn a_leader_stays_behind(states: usize) {
     let mut group = Group::new(0, SECOND, slow_store()).await;
     let (leader, behind) = group.start_behind(7, SECOND).await;
@@ -199,22 +214,13 @@ async fn a_leader_stays_behind(states: usize) {
         group.world.change_manifest(|_| {}).await;
     }
     let swaps_before = behind.swaps();
-    let own = tokio::spawn({
-        let leader = leader.clone();
-        async move { append(&leader, "waits").await }
-    });
+    let own = append_aside(&leader, "waits");
     let start = Instant::now();
     append(&follower, "not through the leader").await.unwrap();
     assert!(start.elapsed() < 8 * SECOND, "{:?}", start.elapsed());
     sleep(60 * SECOND - start.elapsed()).await;
     assert!(!own.is_finished());
-    let waits = leader.readiness().waiting_for();
-    assert!(
-        waits
-            .iter()
-            .any(|wait| wait.contains("refused to replace") || wait.contains("earlier version")),
-        "{waits:?}"
-    );
+    assert_waits(&leader, &["refused to replace", "earlier version"]);
     let swaps = behind.swaps() - swaps_before;
     assert!(swaps < 60, "{swaps} swaps without a pause");
     behind.catch_up();
@@ -236,17 +242,10 @@ async fn a_producer_goes_on_with_a_restored_manifest_of_a_smaller_number() {
         .world
         .change_manifest(|manifest| manifest.stamp.version = 0)
         .await;
-    let waits_for_it = tokio::spawn({
-        let producer = producer.clone();
-        async move { append(&producer, "waits").await }
-    });
+    let own = append_aside(&producer, "waits");
     sleep(10 * SECOND).await;
-    let waits = producer.readiness().waiting_for();
-    assert!(
-        waits.iter().any(|wait| wait.contains("earlier version")),
-        "{waits:?}"
-    );
-    let ended = timeout(60 * SECOND, waits_for_it).await;
+    assert_waits(&producer, &["earlier version"]);
+    let ended = timeout(60 * SECOND, own).await;
     ended.unwrap().unwrap().unwrap();
     append(&producer, "after").await.unwrap();
     assert_eq!(group.world.log().await, ["before", "known", "waits", "after"]);
@@ -263,16 +262,9 @@ async fn a_producer_whose_store_shows_no_manifest_waits() {
     group.world.change_manifest(|_| {}).await;
     behind.show_nothing();
     let swaps_before = behind.swaps();
-    let own = tokio::spawn({
-        let producer = producer.clone();
-        async move { append(&producer, "waits").await }
-    });
+    let own = append_aside(&producer, "waits");
     sleep(20 * SECOND).await;
-    let waits = producer.readiness().waiting_for();
-    assert!(
-        waits.iter().any(|wait| wait.contains("earlier version")),
-        "{waits:?}"
-    );
+    assert_waits(&producer, &["earlier version"]);
     let swaps = behind.swaps() - swaps_before;
     assert!(swaps <= 1, "{swaps} swaps");
     behind.catch_up();

@@ -25,12 +25,12 @@ pub(crate) struct Behind {
     races: Arc<Mutex<Races>>,
 }
 
-/// A state of the manifest. `None`: there is none.
+/// A state of the manifest, or none.
 type Shown = Option<(ObjectMeta, Bytes)>;
 
 const MANIFEST: &str = "buffer/shards/0000/manifest";
 
-/// What a producer does after lost races.
+/// A producer's waits after lost races.
 #[derive(Debug, Default)]
 struct Races {
     /// The end of the last request since a swap was refused.
@@ -78,7 +78,7 @@ impl Behind {
         self.shows.lock().unwrap().push_back(None);
     }
 
-    /// What a read of this object finds instead of what there is.
+    /// The state that a read of this object finds in place of the real one.
     fn shown(&self, location: &Path) -> Option<Shown> {
         let mut shows = self.shows.lock().unwrap();
         if shows.is_empty() || location.as_ref() != MANIFEST {
