@@ -292,9 +292,12 @@ impl Loop {
             self.look_for_places();
             self.read_again();
             self.throttle();
-            self.poll();
+            let failed = self.poll();
             self.check_cluster()?;
             self.submit();
+            if let Some(error) = failed {
+                self.take_error(&error);
+            }
             self.watch();
         }
         self.stop();
@@ -414,8 +417,8 @@ impl Loop {
         }
     }
 
-    /// Takes the records that are there.
-    fn poll(&mut self) {
+    /// Takes the records that are there, until an error.
+    fn poll(&mut self) -> Option<KafkaError> {
         let Loop {
             bridge,
             consumer,
@@ -424,7 +427,6 @@ impl Loop {
         } = self;
         let mut wait = POLL;
         let mut bytes = 0;
-        let mut failed = None;
         for _ in 0..TAKEN_MAX {
             match consumer.poll(wait) {
                 None => break,
@@ -436,25 +438,19 @@ impl Loop {
                         break;
                     }
                 }
-                Some(Err(error)) => {
-                    failed = Some(error);
-                    break;
-                }
+                Some(Err(error)) => return Some(error),
             }
         }
-        if let Some(error) = failed {
-            self.take_error(&error);
-        }
+        None
     }
 
+    /// Acts on an error. The records before it are with the producer.
     fn take_error(&mut self, error: &KafkaError) {
         let reason = error.to_string();
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => self.refused(&reason),
             Some(code) if has_skipped(code) => {
                 self.bridge.readiness.waits(UNREADABLE, &reason, Level::Warn);
-                // What was read before is whole.
-                self.submit();
                 // Which partition it was follows from the positions.
                 self.fail_all();
             }

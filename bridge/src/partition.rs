@@ -21,7 +21,7 @@ const READ_PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A partition that was read for so long is not the one that fails.
 const WELL_AFTER: Duration = Duration::from_secs(5);
 
-/// What happens with a partition.
+/// The state of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// Its place is to be found, no earlier than this.
@@ -169,20 +169,16 @@ impl Reading {
         self.state = State::Found(position);
     }
 
-    /// Where the next assignment begins, if that is not after the last record.
-    pub(crate) fn begins_at(&self) -> Option<Position> {
-        match self.state {
-            State::Found(position) => Some(position),
-            _ => None,
-        }
-    }
-
-    /// Reads on from here.
-    pub(crate) fn restart(&mut self, batches: Batches, now: Instant) {
+    /// Reads from the place that was found, if there is a new one. An assignment must begin there.
+    pub(crate) fn restart(&mut self, now: Instant) {
+        let State::Found(position) = self.state else {
+            return;
+        };
+        tracing::info!("reads {} from offset {position}", self.of);
+        self.batches.restart(position);
         self.read_since = Some(now);
         self.has_committed = false;
-        self.committed = Some(batches.position());
-        self.batches = batches;
+        self.committed = Some(position.next);
         self.state = State::Read;
     }
 }
@@ -200,13 +196,14 @@ mod tests {
     use super::*;
     use millpond_gateway::KafkaTopics;
 
-    fn batches(at: u64) -> Batches {
-        let route = KafkaTopics::default().route("orders").unwrap();
-        let position = Position {
-            incarnation: 0,
-            next: at,
-        };
-        Batches::new(route, "orders".into(), 0, position)
+    fn at(next: u64) -> Position {
+        Position { incarnation: 0, next }
+    }
+
+    /// Finds a place, and reads on from there.
+    fn restart(reading: &mut Reading, next: u64, now: Instant) {
+        reading.found(at(next));
+        reading.restart(now);
     }
 
     fn reading() -> Reading {
@@ -216,10 +213,12 @@ mod tests {
             partition: 0,
             stream: "orders".into(),
         };
-        let mut reading = Reading::new(Arc::new(of), ClientId([1; 16]), batches(0));
+        let route = KafkaTopics::default().route("orders").unwrap();
+        let batches = Batches::new(route, "orders".into(), 0, Position::default());
+        let mut reading = Reading::new(Arc::new(of), ClientId([1; 16]), batches);
         assert!(reading.is_due(Instant::now()) && !reading.takes_records());
         assert_eq!(reading.committed, None, "it has no place yet");
-        reading.restart(batches(5), Instant::now());
+        restart(&mut reading, 5, Instant::now());
         reading
     }
 
@@ -242,13 +241,10 @@ mod tests {
             !reading.is_due(later) && !reading.takes_records(),
             "somebody looks for its place"
         );
-        reading.found(Position {
-            incarnation: 0,
-            next: 7,
-        });
+        reading.found(at(7));
         // Records of the old assignment may still arrive.
         assert!(!reading.is_due(later) && !reading.takes_records());
-        reading.restart(batches(7), Instant::now());
+        reading.restart(Instant::now());
         assert!(reading.takes_records() && !reading.is_due(later));
         assert_eq!(reading.committed, Some(7));
     }
@@ -264,9 +260,9 @@ mod tests {
             well.fail(now);
             let soon = now + 2 * PAUSE_MIN;
             assert!(well.is_due(soon));
-            well.restart(batches(5), soon);
+            restart(&mut well, 5, soon);
             assert!(!well.is_well(soon) && well.is_well(soon + WELL_AFTER));
-            broken.restart(batches(5), now);
+            restart(&mut broken, 5, now);
             broken.fail(now);
         }
         assert!(!broken.is_due(now + READ_PAUSE_MAX));

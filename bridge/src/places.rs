@@ -1,5 +1,5 @@
-//! Finds where partitions are read: their positions in the manifests, the first one where there is none, and whether Kafka
-//! still has them. Each answer may take long or never come, so nothing here runs on the bridge's loop.
+//! Finds the places at which partitions are read. A position comes from the manifest, or enters it if the partition has none,
+//! and Kafka must still have it. Each answer may take long or never come, so nothing here runs on the bridge's loop.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -71,7 +71,7 @@ pub(crate) struct Places {
     shutdown: CancellationToken,
 }
 
-/// What was found about a partition.
+/// A partition's position, and the offsets that Kafka has.
 struct Found {
     position: Position,
     low: u64,

@@ -74,6 +74,14 @@ impl Batches {
         }
     }
 
+    /// Begins anew at this position, without what was added.
+    pub(crate) fn restart(&mut self, begin: Position) {
+        self.incarnation = begin.incarnation;
+        self.at = begin.next;
+        self.filling = None;
+        self.complete.clear();
+    }
+
     /// Returns true if an operator skips the record at this offset.
     pub(crate) fn skips(&self, offset: u64) -> bool {
         self.skipped.contains(&offset)

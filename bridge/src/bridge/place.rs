@@ -37,7 +37,7 @@ impl Loop {
         self.bridge.metrics.rebalances.inc();
         for partition in partitions {
             let client = self.bridge.positions.environment.random_u128().to_be_bytes();
-            if let Some(batches) = self.batches(partition, Position::default()) {
+            if let Some(batches) = self.batches(partition) {
                 let reading = Reading::new(self.of(partition), ClientId(client), batches);
                 self.readings.insert(partition.clone(), reading);
             }
@@ -146,15 +146,12 @@ impl Loop {
     /// Has librdkafka read the partitions whose places are known, each from its next record on. It knows no other way to
     /// move one whose offset was out of range: a seek fails there.
     fn assign(&mut self) {
+        let now = Instant::now();
         self.must_assign = false;
-        self.assigned_at = Some(Instant::now());
-        let found = self.readings.iter();
-        let found = found.filter_map(|(partition, reading)| Some((partition.clone(), reading.begins_at()?)));
-        for (partition, position) in found.collect::<Vec<_>>() {
-            self.restart(&partition, position);
-        }
+        self.assigned_at = Some(now);
         let mut list = TopicPartitionList::new();
-        for ((topic, partition), reading) in &self.readings {
+        for ((topic, partition), reading) in &mut self.readings {
+            reading.restart(now);
             if !reading.takes_records() {
                 continue;
             }
@@ -181,22 +178,14 @@ impl Loop {
         self.bridge.metrics.partitions.set(count);
     }
 
-    fn restart(&mut self, partition: &Partition, position: Position) {
-        let batches = self.batches(partition, position);
-        let (Some(reading), Some(batches)) = (self.readings.get_mut(partition), batches) else {
-            return;
-        };
-        tracing::info!("reads {} from offset {position}", reading.of);
-        reading.restart(batches, Instant::now());
-    }
-
-    fn batches(&self, (topic, partition): &Partition, position: Position) -> Option<Batches> {
+    fn batches(&self, (topic, partition): &Partition) -> Option<Batches> {
         match self.bridge.config.routes.route(topic) {
             Ok(route) => {
                 let skipped = self.bridge.config.skipped.iter();
                 let skipped = skipped.filter(|(of, number, _)| of == topic && number == partition);
                 let skipped = skipped.map(|(_, _, offset)| *offset).collect();
-                Some(Batches::new(route, topic.clone(), *partition, position).skipping(skipped))
+                let batches = Batches::new(route, topic.clone(), *partition, Position::default());
+                Some(batches.skipping(skipped))
             }
             Err(reason) => {
                 tracing::error!("topic {topic}: {reason}");

@@ -151,20 +151,14 @@ impl Loop {
         if refused.at.elapsed() < REFUSED_INTERVAL {
             return;
         }
-        if refused.is_tried_again {
-            if !self.readings.values().all(Reading::takes_records) {
-                // Not all have begun again.
-                self.refused = Some(Refused {
-                    at: Instant::now(),
-                    ..refused
-                });
-                return;
-            }
+        if !refused.is_tried_again {
+            self.fail_all();
+        } else if self.readings.values().all(Reading::takes_records) {
             self.refused = None;
             self.bridge.readiness.goes_on(REFUSED);
             return;
         }
-        self.fail_all();
+        // Until all have begun again, nothing is tried.
         self.refused = Some(Refused {
             at: Instant::now(),
             is_tried_again: true,
