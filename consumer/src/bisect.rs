@@ -147,7 +147,7 @@ impl Bisection<'_> {
             reason: error.to_string(),
         })?;
         for ((row, id), record) in rows.into_iter().zip(ids).zip(records) {
-            self.dead_letters.refused(id, record, row.reason).await?;
+            self.dead_letters.refused(id, record, row.reason).await;
         }
         Ok(())
     }

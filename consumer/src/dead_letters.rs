@@ -50,19 +50,9 @@ impl<'w> DeadLetterWriter<'w> {
     }
 
     /// Writes the record of a row that the sink refused.
-    pub(crate) async fn refused(
-        &mut self,
-        id: RowId,
-        record: Record,
-        reason: String,
-    ) -> Result<(), ConsumeError> {
+    pub(crate) async fn refused(&mut self, id: RowId, record: Record, reason: String) {
         self.counted += 1;
-        let (worker, letter) = (
-            self.worker,
-            self.letter(dead_letter::Kind::Refused, id, record, reason),
-        );
-        write(worker, self.id.clone(), letter).await;
-        Ok(())
+        self.write(dead_letter::Kind::Refused, id, record, reason).await;
     }
 
     /// Counts a message that cannot be read, or an event that does not fit its table, and returns what writes it. Events do not
@@ -77,12 +67,10 @@ impl<'w> DeadLetterWriter<'w> {
             self.check(1, &reason)?;
             self.counted += 1;
         }
-        let (worker, batch) = (self.worker, self.id.clone());
-        let letter = self.letter(dead_letter::Kind::Unreadable, id, message, reason);
-        Ok(write(worker, batch, letter).boxed())
+        Ok(self.write(dead_letter::Kind::Unreadable, id, message, reason))
     }
 
-    fn letter(&self, kind: dead_letter::Kind, id: RowId, record: Record, reason: String) -> DeadLetter {
+    fn write(&self, kind: dead_letter::Kind, id: RowId, record: Record, reason: String) -> BoxFuture<'w, ()> {
         let BatchId {
             buffer_id,
             shard,
@@ -92,7 +80,7 @@ impl<'w> DeadLetterWriter<'w> {
             schema_version,
             ..
         } = self.id.clone();
-        DeadLetter {
+        let letter = DeadLetter {
             buffer_id,
             shard,
             stream,
@@ -107,7 +95,8 @@ impl<'w> DeadLetterWriter<'w> {
             payload: Bytes::from(record.payload),
             reason,
             written_at_ms: self.worker.environment.now_ms(),
-        }
+        };
+        write(self.worker, self.id.clone(), letter).boxed()
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 /// Dead letters in flight at a time. A sender of events decides how many there are, and its stream must not wait for each.
 const LETTERS_MAX: usize = 32;
 
-/// The bytes of their messages. A larger one is alone.
+/// The bytes of their messages, but for the last one.
 const LETTER_BYTES_MAX: usize = 1 << 20;
 
 /// Writes the chunks of one batch.
