@@ -250,3 +250,54 @@ affinity: {{- toYaml . | nindent 2 }}
 topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
+
+{{/* The Service, budget and network policy of a part whose only port is the admin port. Call with (dict "part" $part "port" 4381
+"budget" .Values.consumer.podDisruptionBudget). */}}
+{{- define "millpond.unserving" -}}
+{{- $name := include "millpond.name" .part }}
+{{- $root := .part.root }}
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "millpond.labels" .part | nindent 4 }}
+    millpond.dev/metrics: "true"
+spec:
+  clusterIP: None
+  # A pod that waits is not ready, but its metrics say for what.
+  publishNotReadyAddresses: true
+  selector: {{- include "millpond.selector" .part | nindent 4 }}
+  ports:
+    - {name: admin, port: {{ .port }}, targetPort: admin}
+{{- if .budget.enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "millpond.labels" .part | nindent 4 }}
+spec:
+  maxUnavailable: {{ .budget.maxUnavailable }}
+  selector:
+    matchLabels: {{- include "millpond.selector" .part | nindent 6 }}
+{{- end }}
+{{- if $root.Values.networkPolicy.enabled }}
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ $name }}
+  namespace: {{ $root.Release.Namespace }}
+  labels: {{- include "millpond.labels" .part | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels: {{- include "millpond.selector" .part | nindent 6 }}
+  policyTypes: [Ingress]
+  ingress:
+    - ports:
+        - {port: admin, protocol: TCP}
+      from: {{- include "millpond.monitoring" $root | nindent 8 }}
+{{- end }}
+{{- end }}
