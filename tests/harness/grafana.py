@@ -34,6 +34,11 @@ def ask(targets: dict[str, str], queries: list[str]) -> list[dict]:
     return [json.loads(line) for line in asked.stdout.splitlines()]
 
 
+def firing(targets: dict[str, str]) -> set[str]:
+    """The alerts whose expressions find something."""
+    return {answer["alert"] for answer in ask(targets, []) if answer["series"]}
+
+
 def names_in(query: str) -> set[str]:
     """The metrics that a query needs."""
     return set(re.findall(r"millpond_\w+", query))
