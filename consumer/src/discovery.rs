@@ -35,7 +35,7 @@ pub(crate) enum Fallback {
     invalid,
     /// Its state contradicts another one of the same shard.
     contradicted,
-    /// The store returned a state from before one that the leader had shown.
+    /// The store returned a state from before one that it or the leader had shown.
     store_behind,
 }
 

@@ -77,16 +77,16 @@ pub enum ConsumeError {
         /// The sequence of the object in the log.
         sequence: u64,
     },
-    /// The store has returned a manifest from before one that the leader showed, for a minute.
+    /// The store has returned a manifest from before one that it or the leader showed, for a minute.
     #[error(
-        "the store returns version {found} of {key}, and the leader showed version {shown} a minute ago: somebody restored the bucket, or the store serves old copies; start the consumer again to go on from the store"
+        "the store returns version {found} of {key}, and this process saw version {shown} a minute ago: somebody restored the bucket, or the store serves old copies; start the consumer again to go on from the store"
     )]
     Behind {
         /// The manifest's key.
         key: String,
         /// The version in the store.
         found: u64,
-        /// The leader's version.
+        /// The latest version that was seen.
         shown: u64,
     },
     /// A segment or page was trimmed that this consumer had not read: by retention, by a round of garbage collection

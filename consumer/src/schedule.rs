@@ -275,7 +275,7 @@ impl Schedule {
     }
 
     /// Returns up to `limit` + 1 candidates, so that the caller sees whether there are more. Leaves out a batch that
-    /// could still change when more of the log is loaded.
+    /// could still change when more of the log is loaded, and one that the log does not have to its end.
     fn candidates(&self, cursor: &Cursor, log: &Log, index: u32, stream: &str, limit: usize) -> Seen {
         let (from, log_end) = (begins(cursor, log, stream), self.end(cursor, log, stream));
         let parts = log.parts(index, from).map(|(sequence, _, part)| {
@@ -291,7 +291,13 @@ impl Schedule {
         let mut found = self.batches(cursor, stream, parts, limit + 1);
         let horizon = log.horizon(from).min(log_end);
         let mut end = horizon.max(from);
-        if end < log_end
+        if let Some(last) = found.last()
+            && last.plan.high >= log.next_sequence
+        {
+            // Its owner knew more of the log. The first part of a batch must not pass for all of it.
+            end = last.plan.low;
+            found.pop();
+        } else if end < log_end
             && let Some(last) = found.last()
             // A group that fills all loaded pages is large enough.
             && (last.plan.high >= end || (last.status == PlanStatus::Open && found.len() > 1))

@@ -6,7 +6,7 @@ use crate::owner::Owned;
 use crate::schedule::begins;
 use crate::shard::{Admitted, PageRead, Shard};
 use millpond_manifest::{Entry, Log, Manifest};
-use tracing::info;
+use tracing::{info, warn};
 
 impl Shard {
     /// The sequence at which a new cursor begins. Reads pages only for a time, and only if there is no cursor yet.
@@ -83,6 +83,15 @@ impl Shard {
             return info!(shard, "begins at sequence 0: the log is empty");
         };
         let log = Log::new(log.clone());
+        let read = cursor.streams.values().map(|stream| stream.next).max();
+        if let Some(read) = read.filter(|read| *read > log.next_sequence) {
+            warn!(
+                shard,
+                "this consumer has read up to sequence {read}, and the log in the store ends at {}: somebody restored the manifest, or the \
+                 store serves old copies. What gets a sequence below {read} from now on is not sent: see `millpond consumer reset`",
+                log.next_sequence
+            );
+        }
         let (mut at, mut records, mut paged) = (log.next_sequence, 0, false);
         for (index, stream) in (0_u32..).zip(&log.streams) {
             if self.worker.takes(&stream.name, stream.encoding) {

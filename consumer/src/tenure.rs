@@ -63,7 +63,7 @@ pub(crate) struct Tenure<'a> {
     reading: Option<Reading>,
     /// The version that was known when the read began.
     read_knowing: u64,
-    /// Since when the store has returned older states than the leader has shown.
+    /// Since when the store has returned older states than the known one.
     behind_since: Option<Instant>,
     /// Where the news of the log come from.
     discovery: Discovery,

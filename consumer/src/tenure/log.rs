@@ -34,7 +34,7 @@ impl Known {
     }
 
     /// Returns true if a leader sent the log, and the store has not confirmed it yet.
-    fn is_hearsay(&self) -> bool {
+    pub(super) fn is_hearsay(&self) -> bool {
         self.log.stamp.version > self.stored_version
     }
 
@@ -83,10 +83,10 @@ impl Tenure<'_> {
             Ok(news) => {
                 let behind = match news {
                     Some(news) => self.found(news)?,
-                    None => self.log.as_ref().map(|known| known.stored_version),
+                    None => self.unconfirmed().map(|known| known.stored_version),
                 };
                 // The answer to a request from before the leader's news may be older than these.
-                match behind.filter(|found| *found < self.read_knowing && self.is_hearsay()) {
+                match behind.filter(|found| *found < self.read_knowing || !self.is_hearsay()) {
                     Some(found) => self.store_is_behind(&what, found)?,
                     None => {
                         self.behind_since = None;
@@ -105,10 +105,16 @@ impl Tenure<'_> {
     }
 
     fn is_hearsay(&self) -> bool {
-        self.log.as_ref().is_some_and(Known::is_hearsay)
+        self.unconfirmed().is_some()
     }
 
-    /// Takes note of a state of the store. Returns its version if the known log is newer.
+    /// The log that a leader sent and the store has not confirmed.
+    fn unconfirmed(&self) -> Option<&Known> {
+        self.log.as_ref().filter(|known| known.is_hearsay())
+    }
+
+    /// Takes note of a state of the store. Returns its version if the known log is newer, or of another past. A batch that was sent from
+    /// the known log would otherwise be sent in part, or not count as sent when this owner releases the cursor.
     fn found(&mut self, news: Snapshot<Manifest>) -> Result<Option<u64>, ConsumeError> {
         self.shard.check_log(&news.state)?;
         let stamp = news.state.stamp;
@@ -117,14 +123,14 @@ impl Tenure<'_> {
             self.learn();
             return Ok(None);
         };
-        if known.is_hearsay() && stamp.version < known.log.stamp.version {
+        let is_same = stamp == known.log.stamp;
+        let contradicts =
+            !is_same && (stamp.version == known.log.stamp.version || !follows(&known.log, &news.state));
+        // The store's word against its own is a restored manifest, its word against a leader's is the leader's fault.
+        if stamp.version < known.log.stamp.version || (contradicts && !known.is_hearsay()) {
             // Nothing that was planned from the newer log is taken back.
             return Ok(Some(stamp.version));
         }
-        let is_same = stamp == known.log.stamp;
-        let contradicts = known.is_hearsay()
-            && !is_same
-            && (stamp.version == known.log.stamp.version || !follows(&known.log, &news.state));
         let shown = known.log.stamp.version;
         let is_first = news.state.next_sequence > known.log.next_sequence;
         (known.stored, known.stored_version) = (news.version, stamp.version);
@@ -148,7 +154,7 @@ impl Tenure<'_> {
         Ok(None)
     }
 
-    /// Moves on to another state of the log.
+    /// Moves on to a later state of the log.
     pub(super) fn advance(&mut self, state: Manifest) {
         let Some(known) = self.log.take() else { return };
         let came = state.next_sequence.saturating_sub(known.log.next_sequence);

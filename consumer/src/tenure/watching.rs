@@ -149,7 +149,7 @@ impl Tenure<'_> {
         }
     }
 
-    /// Waits for a store that returned a state from before the leader's, for a minute.
+    /// Waits for a store that returned a state from before the known one, for a minute.
     pub(super) fn store_is_behind(&mut self, what: &str, found: u64) -> Result<(), ConsumeError> {
         let Some(known) = &self.log else { return Ok(()) };
         let shown = known.log.stamp.version;
@@ -158,7 +158,8 @@ impl Tenure<'_> {
             let key = layout::manifest(self.shard.claim.shard);
             return Err(ConsumeError::Behind { key, found, shown });
         }
-        let reason = format!("the store returns version {found}, and the leader showed version {shown}");
+        let who = if known.is_hearsay() { "the leader" } else { "it" };
+        let reason = format!("the store returns version {found}, and {who} showed version {shown}");
         let readiness = &self.shard.claim.readiness;
         readiness.waits(what, &reason, Level::Warn);
         if self.discovery.works() {

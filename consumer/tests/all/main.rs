@@ -5,6 +5,7 @@ mod bottleneck;
 mod consumer;
 mod dead_letters;
 mod division;
+mod earlier;
 mod gc;
 mod growth;
 mod identity;

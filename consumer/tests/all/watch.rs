@@ -1,14 +1,14 @@
 //! A consumer whose shard has a leader that tells of commits, in virtual time: whatever the leader sends, the rows are exact, none waits
 //! for long, and the store is polled less.
 
-use crate::support::{Log, Machine, OTHER, Running, STREAM, Table, acknowledged, config};
+use crate::support::{Log, Machine, OTHER, Running, STREAM, Table, acknowledged, config, put};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Config, ConsumeError, Consumer, LeaderConnection, Leaders, WatchError, WatchedLeader, Watching,
 };
 use millpond_manifest::cas::Object;
-use millpond_manifest::{Fingerprint, Manifest, ProducerId, UniqueSetting, cas, layout};
+use millpond_manifest::{Fingerprint, Manifest, ProducerId, UniqueSetting, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, On};
 use prometheus_client::encoding::text::encode;
@@ -616,13 +616,6 @@ async fn what_the_store_never_gets_ends_the_consumer_after_a_minute() {
         Err(ConsumeError::Lost { .. } | ConsumeError::Behind { .. })
     );
     assert!(is_either, "{ended:?}");
-}
-
-async fn put(log: &Log, manifest: &Manifest) {
-    let key = layout::manifest(0);
-    let found = log.manifest().await;
-    let swapped = cas::swap(&log.store, &key, Some(&found.version), manifest.clone()).await;
-    assert!(matches!(swapped, cas::Swap::Committed(_)), "{swapped:?}");
 }
 
 /// A read that began before the leader's news returns after them.

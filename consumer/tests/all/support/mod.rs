@@ -835,6 +835,14 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
     }
 }
 
+/// Makes the store show this manifest, as a stale copy or a restored one.
+pub async fn put(log: &Log, manifest: &Manifest) {
+    let key = layout::manifest(0);
+    let found = log.manifest().await;
+    let swapped = cas::swap(&log.store, &key, Some(&found.version), manifest.clone()).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+}
+
 /// Waits until the consumer `default` has acknowledged everything below `next`.
 pub async fn acknowledged(log: &Log, next: u64) {
     acknowledged_in(log, STREAM, next).await;

@@ -1,0 +1,164 @@
+//! A consumer that polls a store which shows earlier states of the manifest again: a cache before it that is behind, or a manifest that
+//! somebody restored.
+
+use crate::support::{Log, Running, STREAM, Table, acknowledged, config, eventually, put, start};
+use millpond_consumer::{Config, ConsumeError};
+use millpond_manifest::cursor::Plan;
+use millpond_storage::Store;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// It sees segments together that are committed together.
+fn slow() -> Config {
+    Config {
+        poll_interval: SECOND,
+        ..config("a")
+    }
+}
+
+/// A log whose first segment is read, and its consumer.
+async fn begun(table: &Arc<Table>) -> (Log, Running) {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[1]).await;
+    table.let_through(1);
+    let consumer = start(&log.store, slow(), table);
+    acknowledged(&log, 1).await;
+    (log, consumer)
+}
+
+/// Commits three segments that the consumer plans as one batch.
+async fn plan_three(log: &mut Log) {
+    log.commit(&[3, 3, 3]).await;
+    eventually("the batch is planned", async || {
+        let cursor = log.cursor("default").await.unwrap();
+        cursor.planned(STREAM).next() == Some(Plan { low: 1, high: 3 })
+    })
+    .await;
+}
+
+/// Another policy cuts other batches, once the cursor was released cleanly.
+fn other_batches() -> Config {
+    Config {
+        batch_records: 3,
+        chunk_rows: 3,
+        take_over: true,
+        ..config("b")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_was_sent_from_a_later_log_is_in_doubt_after_the_release() {
+    let table = Table::shut("table");
+    let (mut log, consumer) = begun(&table).await;
+    consumer.stop().await.unwrap();
+    let before = log.manifest().await.state;
+    let hasty = Config {
+        drain_timeout: Duration::ZERO,
+        ..slow()
+    };
+    let consumer = start(&log.store, hasty, &table);
+    sleep(2 * SECOND).await;
+    plan_three(&mut log).await;
+    table.let_through(1);
+    // One chunk is in the table, and the others are on their way.
+    table.has(5).await;
+    let newest = log.manifest().await.state;
+    put(&log, &before).await;
+    sleep(5 * SECOND).await;
+    consumer.stop().await.unwrap();
+    put(&log, &newest).await;
+    table.let_through(1 << 10);
+    let second = start(&log.store, other_batches(), &table);
+    acknowledged(&log, 4).await;
+    second.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_planned_batch_waits_for_a_log_that_has_all_of_it() {
+    let table = Table::shut("table");
+    let (mut log, consumer) = begun(&table).await;
+    log.commit(&[3]).await;
+    let part = log.manifest().await.state;
+    log.commit(&[3, 3]).await;
+    let newest = log.manifest().await.state;
+    eventually("the batch is planned", async || {
+        let cursor = log.cursor("default").await.unwrap();
+        cursor.planned(STREAM).next() == Some(Plan { low: 1, high: 3 })
+    })
+    .await;
+    consumer.crash().await;
+    put(&log, &part).await;
+    let second = start(&log.store, other_batches(), &table);
+    sleep(5 * SECOND).await;
+    put(&log, &newest).await;
+    sleep(5 * SECOND).await;
+    table.let_through(1 << 10);
+    acknowledged(&log, 4).await;
+    log.commit(&[2]).await;
+    acknowledged(&log, 5).await;
+    second.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_consumer_waits_for_a_store_that_shows_earlier_states() {
+    let table = Table::open("table");
+    let (mut log, consumer) = begun(&table).await;
+    let before = log.manifest().await.state;
+    log.commit(&[3]).await;
+    acknowledged(&log, 2).await;
+    let newest = log.manifest().await.state;
+    // The states come in turns, for longer than a store may stay behind.
+    for _ in 0..4 {
+        put(&log, &before).await;
+        sleep(40 * SECOND).await;
+        let waits = consumer.readiness.waiting_for();
+        assert!(
+            waits.iter().any(|wait| wait.contains("and it showed version")),
+            "{waits:?}"
+        );
+        put(&log, &newest).await;
+        sleep(2 * SECOND).await;
+        assert_eq!(consumer.readiness.waiting_for(), [] as [String; 0]);
+    }
+    log.commit(&[3]).await;
+    acknowledged(&log, 3).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// Another log has the same sequences, and even more of them.
+#[tokio::test(start_paused = true)]
+async fn a_restored_manifest_ends_the_consumer_after_a_minute() {
+    for goes_on in [false, true] {
+        let table = Table::open("table");
+        let (mut log, consumer) = begun(&table).await;
+        let before = log.manifest().await.state;
+        log.commit(&[3]).await;
+        acknowledged(&log, 2).await;
+        put(&log, &before).await;
+        if goes_on {
+            log.now_ms += 1;
+            log.commit(&[2, 2]).await;
+        }
+        sleep(50 * SECOND).await;
+        assert!(!consumer.task.is_finished());
+        let ended = timeout(60 * SECOND, consumer.task).await.unwrap().unwrap();
+        assert!(matches!(ended, Err(ConsumeError::Behind { .. })), "{ended:?}");
+        let cursor = log.cursor("default").await.unwrap();
+        assert!(
+            cursor.waiting_for[0].contains("somebody restored"),
+            "{:?}",
+            cursor.waiting_for
+        );
+        // The next start goes on from what the store has.
+        let next = start(&log.store, config("a"), &table);
+        log.commit(&[1, 1]).await;
+        acknowledged(&log, log.manifest().await.state.next_sequence).await;
+        next.stop().await.unwrap();
+    }
+}
