@@ -64,8 +64,9 @@ type commitState struct {
 	knows knowledge
 	known *manifest.Snapshot // when it is current or outdated
 
-	newest   uint64 // the number of the latest state that this producer has seen
-	restored bool   // the store shows earlier states for good
+	newest uint64 // the number of the latest state that this producer has seen
+	// The number of the latest state before the store showed earlier ones for good, as far as is known; 0: it does not.
+	restoredFrom uint64
 
 	doubt      doubt
 	unresolved *attempt // unless it is resolved
@@ -102,8 +103,10 @@ func (c *commitState) forward() (number uint64, may bool) {
 	return c.last + 1, true
 }
 
-// mayForward reports whether forward has a number.
-func (c *commitState) mayForward() bool { return c.registered && c.doubt == resolved }
+// mayForward reports whether forward has a number. A restored manifest may lack what this producer has sent.
+func (c *commitState) mayForward() bool {
+	return c.registered && c.restoredFrom == 0 && c.doubt == resolved
+}
 
 // landedElsewhere reports, between two steps, another producer's answer that this number is in the log. It returns
 // false if the number is not the one that was sent: an old answer came late or twice.
@@ -164,7 +167,7 @@ func (c *commitState) next(group group, draw drawer) step {
 			c.succeed()
 		}
 	case renewStep:
-		c.producer, c.registered, c.last, c.forwarded, c.restored = next.producer, false, 0, false, false
+		c.producer, c.registered, c.last, c.forwarded, c.restoredFrom = next.producer, false, 0, false, 0
 		c.resolve()
 	}
 	return next
@@ -182,6 +185,9 @@ func (c *commitState) read(found *manifest.Snapshot) news {
 	if number < c.newest {
 		return news{isPast: true}
 	}
+	if number >= c.restoredFrom {
+		c.restoredFrom = 0 // The store has caught up after all.
+	}
 	if c.doubt != resolved && found != nil && c.unresolved.isDisproved(found.State) {
 		c.resolve()
 	}
@@ -194,9 +200,12 @@ func (c *commitState) read(found *manifest.Snapshot) news {
 }
 
 // isRestored takes the earlier states that the store shows for those of a restored manifest. The producer goes on with
-// them under a new id. The outcome of a commit on its way is unknown.
+// them under a new id, unless the store shows a later one before that. The outcome of a commit on its way is unknown.
 func (c *commitState) isRestored() {
-	c.newest, c.restored = 0, c.registered
+	if c.registered {
+		c.restoredFrom = max(c.restoredFrom, c.newest)
+	}
+	c.newest = 0
 }
 
 // stored reports the end of the page's upload. isStored: the page is certainly in the store.
@@ -258,7 +267,7 @@ func (c *commitState) decide(group group, draw drawer) step {
 		return readStep{}
 	case !c.registered:
 		return c.register(draw)
-	case c.restored || c.knows == absent:
+	case c.restoredFrom > 0 || c.knows == absent:
 		// A producer that has registered takes a missing manifest only as a restored one.
 		return renewStep{draw.producerID(), "the store shows earlier states of the manifest for good", !c.mayGrow(), true}
 	}

@@ -27,12 +27,12 @@ type committer struct {
 	peering *peering // nil: it commits for itself
 	view    leaderView
 
-	turns     turns
-	lostLast  bool          // another producer was first, and this one has not read the manifest since
-	refused   *refusedState // the store refused to replace it, and may still show it
-	behind    bool          // the store showed that again
-	pastSince time.Time     // since when the store has shown earlier states than before; zero: it does not
-	readTook  time.Duration // how long the last read of the manifest took
+	turns    turns
+	lostLast bool          // another producer was first, and this one has not read the manifest since
+	refused  *refusedState // the store refused to replace it, and may still show it
+	behind   bool          // the store showed that again
+	past     *past         // the store shows earlier states than before; nil: it does not
+	readTook time.Duration // how long the last read of the manifest took
 }
 
 // A refusedState is a version that the store refused to replace. nil: no manifest.
@@ -49,8 +49,14 @@ func (r *refusedState) isShownBy(found *manifest.Snapshot) bool {
 	return found.Version == *r.version
 }
 
+// past is the time in which the store has shown earlier states, without a later one in between.
+type past struct{ since, last time.Time }
+
 // pastMax: a store that has shown earlier states for so long goes on doing so, because somebody restored the manifest.
 const pastMax = 30 * time.Second
+
+// pastGap: after a longer time without a read of an earlier state, nobody knows what the store has shown meanwhile.
+const pastGap = 10 * time.Second
 
 // progress is the result of a step.
 type progress int
@@ -311,7 +317,10 @@ func (c *committer) readManifest() progress {
 		c.waitForLater()
 		return heldUp
 	}
-	c.pastSince = time.Time{}
+	if c.past != nil {
+		c.past = nil
+		c.health.gotOn(committing)
+	}
 	if found != nil {
 		c.streams.learn(found.State.Streams)
 	}
@@ -331,11 +340,12 @@ func (c *committer) readManifest() progress {
 
 // waitForLater gives up the wait for a later state after a while.
 func (c *committer) waitForLater() {
-	if c.pastSince.IsZero() {
-		c.pastSince = time.Now()
+	now := time.Now()
+	if c.past == nil || now.Sub(c.past.last) > pastGap {
+		c.past = &past{since: now}
 	}
-	if time.Since(c.pastSince) >= pastMax {
-		c.pastSince = time.Time{}
+	c.past.last = now
+	if now.Sub(c.past.since) >= pastMax {
 		c.commits.isRestored()
 	}
 }
@@ -367,6 +377,9 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	c.counters.commits[outcome].Add(1)
 	if err != nil {
 		c.health.heldUp(committing, err)
+	}
+	if outcome == storage.Committed {
+		c.past = nil // The store has the latest state.
 	}
 	news := c.commits.swapped(outcome, snapshot)
 	c.hear(news)

@@ -212,3 +212,25 @@ func testAStoreThatStaysBehind(t *testing.T, states int) {
 		}
 	})
 }
+
+// A read of an earlier state says nothing about the hours before it.
+func TestEarlierStatesCountOnlyWhileTheStoreGoesOnShowingThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := committer{commits: commitState{registered: true, newest: 5}}
+		for range 3 {
+			c.waitForLater()
+			time.Sleep(time.Hour)
+		}
+		if c.commits.restoredFrom != 0 {
+			t.Error("it takes the manifest for a restored one after three reads in three hours")
+		}
+		for range 4 {
+			c.waitForLater()
+			time.Sleep(9 * time.Second)
+		}
+		c.waitForLater()
+		if c.commits.restoredFrom != 5 {
+			t.Error("it waits for a later state for longer than", pastMax)
+		}
+	})
+}

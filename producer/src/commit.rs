@@ -109,8 +109,8 @@ pub struct Commits<S: Found> {
     known: Known<S, S::Version>,
     /// The number of the latest state that this producer has seen.
     newest: u64,
-    /// The store shows earlier states for good.
-    is_restored: bool,
+    /// The number of the latest state before the store showed earlier ones for good, as far as is known.
+    restored_from: Option<u64>,
     unresolved: Unresolved,
     /// The records of the next number were sent to another producer, which may commit them.
     forwarded: bool,
@@ -136,7 +136,7 @@ impl<S: Found> Commits<S> {
             last: 0,
             known: Known::Unread,
             newest: 0,
-            is_restored: false,
+            restored_from: None,
             unresolved: Unresolved::Nothing,
             forwarded: false,
             asked: Vec::new(),
@@ -219,9 +219,9 @@ impl<S: Found> Commits<S> {
         may.then_some(self.last + 1)
     }
 
-    /// Returns true if [`forward`](Self::forward) has a number.
+    /// Returns true if [`forward`](Self::forward) has a number. A restored manifest may lack what this producer has sent.
     pub fn may_forward(&self) -> bool {
-        self.registered && matches!(self.unresolved, Unresolved::Nothing)
+        self.registered && self.restored_from.is_none() && matches!(self.unresolved, Unresolved::Nothing)
     }
 
     /// Reports, between two steps, another producer's answer that this number is in the log. Returns false if the number
@@ -302,7 +302,7 @@ impl<S: Found> Commits<S> {
                 self.producer = renewal.producer;
                 self.registered = false;
                 self.last = 0;
-                self.is_restored = false;
+                self.restored_from = None;
                 self.unresolved = Unresolved::Nothing;
                 self.forwarded = false;
                 self.asked_clients.clear();
@@ -323,6 +323,8 @@ impl<S: Found> Commits<S> {
                 ..News::default()
             };
         }
+        // The store has caught up after all.
+        self.restored_from = self.restored_from.filter(|latest| number < *latest);
         self.resolve(found.as_ref());
         let version = found.as_ref().map(Found::version);
         let met_another =
@@ -342,10 +344,11 @@ impl<S: Found> Commits<S> {
     }
 
     /// Takes the earlier states that the store shows for those of a restored manifest. The producer goes on with them under a
-    /// new id. The outcome of a commit on its way is unknown.
+    /// new id, unless the store shows a later one before that. The outcome of a commit on its way is unknown.
     pub fn restored(&mut self) {
-        self.newest = 0;
-        self.is_restored = self.registered;
+        let latest = std::mem::take(&mut self.newest);
+        let latest = latest.max(self.restored_from.unwrap_or(0));
+        self.restored_from = self.registered.then_some(latest);
     }
 
     /// Reports the end of the page's upload. `is_stored`: the page is certainly in the store.
@@ -433,7 +436,7 @@ impl<S: Found> Commits<S> {
             return self.register(found, draw);
         }
         // A producer that has registered takes a missing manifest only as a restored one.
-        let Some(found) = found.filter(|_| !self.is_restored) else {
+        let Some(found) = found.filter(|_| self.restored_from.is_none()) else {
             return Next::Renew(Renewal {
                 producer: draw.producer_id(),
                 reason: "the store shows earlier states of the manifest for good".to_owned(),

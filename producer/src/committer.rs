@@ -57,6 +57,9 @@ impl Draw for &dyn Environment {
 /// A store that has shown earlier states for so long goes on doing so: somebody restored the manifest.
 const PAST_MAX: Duration = Duration::from_secs(30);
 
+/// After a longer time without a read of an earlier state, nobody knows what the store has shown meanwhile.
+const PAST_GAP: Duration = Duration::from_secs(10);
+
 /// The maximum number of segments of one request of another producer.
 pub(crate) const FOREIGN_SEGMENTS_MAX: usize = 64;
 
@@ -65,6 +68,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The number of attempts of a producer that stops to leave the lead to others.
 const LEAVE_ATTEMPTS: usize = 3;
+
+/// The earlier states that the store has shown, without a later one in between.
+struct Past {
+    since: Instant,
+    last: Instant,
+}
 
 pub(crate) struct Committer {
     pub(crate) upload: Upload,
@@ -85,8 +94,8 @@ pub(crate) struct Committer {
     refused: Option<Option<Version>>,
     /// The store showed that again.
     is_behind: bool,
-    /// Since when the store has shown earlier states than before.
-    past_since: Option<Instant>,
+    /// The store shows earlier states than before.
+    past: Option<Past>,
     /// How long the last read of the manifest took.
     read_took: Duration,
     began: Instant,
@@ -140,7 +149,7 @@ impl Committer {
             lost_race: false,
             refused: None,
             is_behind: false,
-            past_since: None,
+            past: None,
             read_took: Duration::ZERO,
             began: Instant::now(),
             looked_at: None,
@@ -593,7 +602,9 @@ impl Committer {
         if news.is_past {
             return Some(self.past_problem(key));
         }
-        self.past_since = None;
+        if self.past.take().is_some() {
+            self.upload.readiness.goes_on(COMMIT);
+        }
         let known = self.commits.manifest();
         self.streams.learn(known.map_or(&[], |known| &known.streams));
         self.hear(news);
@@ -610,9 +621,11 @@ impl Committer {
 
     /// Names the wait for a later state, or gives it up.
     fn past_problem(&mut self, key: &str) -> String {
-        let since = *self.past_since.get_or_insert_with(Instant::now);
-        if since.elapsed() >= PAST_MAX {
-            self.past_since = None;
+        let now = Instant::now();
+        let before = self.past.take().filter(|past| now - past.last <= PAST_GAP);
+        let since = before.map_or(now, |past| past.since);
+        self.past = Some(Past { since, last: now });
+        if now - since >= PAST_MAX {
             self.commits.restored();
         }
         format!("the store shows an earlier version of {key} than before")
@@ -666,6 +679,8 @@ impl Committer {
         match cas::swap(&self.upload.store, &key, expected.as_ref(), next).await {
             Swap::Committed(snapshot) => {
                 metrics.attempt("committed");
+                // The store has the latest state.
+                self.past = None;
                 (Answer::Committed(snapshot), Progress::Made)
             }
             Swap::Mismatch => {

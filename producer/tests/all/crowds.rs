@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::sources;
 use crate::support::group::{Group, SECOND, Way, load, percentile, slow_store};
 use crate::support::{append, send_first};
+use millpond_manifest::ProducerId;
 use millpond_producer::{AppendError, Committed, Producer};
 use millpond_storage::unreliable::{Fault, Faults, On};
 use tokio::task::JoinHandle;
@@ -251,6 +252,31 @@ async fn a_producer_goes_on_with_a_restored_manifest_of_a_smaller_number() {
     assert_eq!(group.world.log().await, ["before", "known", "waits", "after"]);
     sleep(SECOND / 100).await;
     assert!(producer.readiness().waiting_for().is_empty());
+}
+
+/// A read of an earlier state says nothing about the hours before it.
+#[tokio::test(start_paused = true)]
+async fn earlier_states_count_only_while_the_store_goes_on_showing_them() {
+    for commits in [true, false] {
+        let mut group = Group::new(0, SECOND, Faults::default()).await;
+        let (producer, behind) = group.start_behind(7, SECOND).await;
+        append(&producer, "before").await.unwrap();
+        behind.stay_behind().await;
+        append(&producer, "known").await.unwrap();
+        for _ in 0..10 {
+            producer.look_for(ProducerId([9; 16]));
+            match commits {
+                // Without a read: the producer knows the manifest.
+                true => _ = append(&producer, "known").await.unwrap(),
+                false => sleep(3_600 * SECOND).await,
+            }
+            sleep(4 * SECOND).await;
+        }
+        behind.catch_up();
+        append(&producer, "after").await.unwrap();
+        let manifest = group.world.manifest().await.state;
+        assert_eq!(manifest.producers.len(), 1, "it went on under another id");
+    }
 }
 
 /// A cache says that there is no manifest. The producer neither makes another one nor asks without a pause.
