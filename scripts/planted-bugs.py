@@ -540,6 +540,13 @@ CATCHERS = {
             r'left: \{.*"row-2": 1, "row-3": 1\}',
         )
     ],
+    "earlier-position-taken": [
+        Catcher(
+            "bridge/src/lib.rs",
+            "position::tests::no_position_comes_from_an_earlier_manifest",
+            r"Ok\(5\)",
+        )
+    ],
     "past-is-taken": [
         Catcher(
             "producer/tests/all/scripts.rs",

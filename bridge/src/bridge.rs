@@ -141,6 +141,8 @@ impl Bridge {
                 store,
                 shard: producer.shard(),
                 environment,
+                producer: producer.clone(),
+                seen: Arc::default(),
             },
             metrics: Metrics::register(registry),
             readiness: producer.readiness(),

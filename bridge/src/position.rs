@@ -1,17 +1,27 @@
 //! The positions of partitions in the manifests: finds them, and enters new ones without records. A shard's producer moves
 //! them afterwards, together with the records.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use millpond_manifest::{
     Manifest, ReadError, Snapshot, SourcePartition, SourceRefusal, SourceRow, Swap, cas, layout,
 };
+use millpond_producer::Producer;
 use millpond_runtime::Environment;
 use millpond_storage::Store;
+use tokio::time::Instant;
 
 /// The number of attempts to enter a row while others change the manifest.
 const ATTEMPTS: usize = 20;
+
+/// A store that has shown earlier manifests for so long goes on doing so: somebody restored one.
+const PAST_MAX: Duration = Duration::from_secs(30);
+
+/// After a longer time without a read of an earlier manifest, nobody knows what the store has shown meanwhile.
+const PAST_GAP: Duration = Duration::from_secs(10);
 
 /// A position that the manifest has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -54,6 +64,9 @@ pub(crate) enum PositionError {
     /// The store is asked again later.
     #[error("the store does not answer")]
     NoAnswer,
+    /// A store, or a cache before it, may show earlier manifests again. Nothing follows from their positions.
+    #[error("the store shows an earlier version of {0} than before")]
+    Past(String),
     /// The manifest refuses the row.
     #[error("the position of {of} cannot be entered: {refusal}")]
     Refused {
@@ -99,6 +112,41 @@ pub(crate) struct Positions {
     pub(crate) store: Store,
     pub(crate) shard: u32,
     pub(crate) environment: Arc<dyn Environment>,
+    /// It knows the manifests that it has committed.
+    pub(crate) producer: Producer,
+    pub(crate) seen: Arc<Mutex<BTreeMap<u32, Seen>>>,
+}
+
+/// The manifests of a shard that were seen.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// The number of the latest one.
+    latest: u64,
+    /// The producer had taken this one when the store was found to show earlier ones for good.
+    void: u64,
+    /// Since when the store has shown earlier ones, and when it last did.
+    past: Option<(Instant, Instant)>,
+}
+
+impl Seen {
+    /// Returns true if the manifest of this number may be taken. `producers`: the number of the one that the producer took.
+    fn takes(&mut self, number: u64, producers: u64, now: Instant) -> bool {
+        if producers != self.void {
+            self.latest = self.latest.max(producers);
+        }
+        if number < self.latest {
+            let before = self.past.filter(|(_, last)| now - *last <= PAST_GAP);
+            let since = before.map_or(now, |(since, _)| since);
+            self.past = Some((since, now));
+            if now - since < PAST_MAX {
+                return false;
+            }
+            self.void = producers;
+        }
+        self.latest = number;
+        self.past = None;
+        true
+    }
 }
 
 impl Positions {
@@ -108,8 +156,30 @@ impl Positions {
     }
 
     async fn read(&self, shard: u32) -> Result<Snapshot<Manifest>, PositionError> {
-        let found = cas::read(&self.store, &layout::manifest(shard)).await?;
+        let found = self.look(shard).await?;
         found.ok_or(PositionError::NoManifest(shard))
+    }
+
+    /// Reads a manifest, and refuses one that is earlier than one that was seen.
+    async fn look(&self, shard: u32) -> Result<Option<Snapshot<Manifest>>, PositionError> {
+        let key = layout::manifest(shard);
+        let found = cas::read::<Manifest>(&self.store, &key).await?;
+        let number = found.as_ref().map_or(0, |found| found.state.stamp.version);
+        match self.takes(shard, number) {
+            true => Ok(found),
+            false => Err(PositionError::Past(key)),
+        }
+    }
+
+    fn takes(&self, shard: u32, number: u64) -> bool {
+        let producers = match shard == self.shard {
+            true => self.producer.manifest_version(),
+            false => 0,
+        };
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.entry(shard)
+            .or_default()
+            .takes(number, producers, Instant::now())
     }
 
     /// The position of a partition. `None`: no shard has one. Fails if its records are in another shard.
@@ -125,7 +195,7 @@ impl Positions {
         // Bridges of all shards meet in shard 0.
         let first = match manifest.shard {
             0 => manifest.source(of).cloned(),
-            _ => match cas::read::<Manifest>(&self.store, &layout::manifest(0)).await? {
+            _ => match self.look(0).await? {
                 Some(found) => found.state.source(of).cloned(),
                 None => None,
             },
@@ -197,7 +267,7 @@ impl Positions {
     ) -> Result<SourceRow, PositionError> {
         let mut reason = String::new();
         for _ in 0..ATTEMPTS {
-            let found = match cas::read::<Manifest>(&self.store, &layout::manifest(shard)).await? {
+            let found = match self.look(shard).await? {
                 Some(found) => found,
                 None => self.create(shard).await?,
             };
@@ -218,6 +288,7 @@ impl Positions {
             let next = next.stamped(self.environment.random());
             reason = match cas::swap(&self.store, &key, Some(&found.version), next).await {
                 Swap::Committed(now) => {
+                    self.takes(shard, now.state.stamp.version);
                     return Ok(now.state.source(&row.of).cloned().unwrap_or(row));
                 }
                 // The next look shows what became of it.
@@ -238,5 +309,108 @@ impl Positions {
         // Whoever is first: the next read shows it.
         let _ = cas::swap(&self.store, &layout::manifest(shard), None, new).await;
         self.read(shard).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millpond_producer::{Append, Config};
+    use millpond_runtime::SystemEnvironment;
+    use millpond_segment::Encoding;
+    use prometheus_client::registry::Registry;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    async fn positions() -> Positions {
+        let store = Store::memory();
+        let config = Config {
+            linger: Duration::from_millis(1),
+            ..Config::default()
+        };
+        let producer = Producer::start(store.clone(), config, &mut Registry::default()).await;
+        let producer = producer.unwrap();
+        Positions {
+            store,
+            shard: producer.shard(),
+            environment: Arc::new(SystemEnvironment),
+            producer,
+            seen: Arc::default(),
+        }
+    }
+
+    fn partition() -> Arc<SourcePartition> {
+        Arc::new(SourcePartition {
+            source: "cluster".into(),
+            topic: "orders".into(),
+            partition: 0,
+            stream: "orders".into(),
+        })
+    }
+
+    async fn stored(positions: &Positions) -> Snapshot<Manifest> {
+        let found = cas::read(&positions.store, &layout::manifest(positions.shard)).await;
+        found.unwrap().unwrap()
+    }
+
+    /// The store shows this manifest.
+    async fn put(positions: &Positions, manifest: &Manifest) {
+        let (key, found) = (layout::manifest(positions.shard), stored(positions).await);
+        let swap = cas::swap(&positions.store, &key, Some(&found.version), manifest.clone()).await;
+        assert!(matches!(swap, Swap::Committed(_)), "{swap:?}");
+    }
+
+    async fn find(positions: &Positions) -> Result<u64, PositionError> {
+        let manifest = positions.manifest().await?;
+        let found = positions.find(&manifest, &partition()).await?;
+        Ok(found.unwrap().next)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_position_comes_from_an_earlier_manifest() {
+        let positions = positions().await;
+        let at = positions.begin(&partition(), 5).await.unwrap();
+        let old = stored(&positions).await.state;
+        positions.jump(&partition(), at, 9).await.unwrap();
+        let newest = stored(&positions).await.state;
+        put(&positions, &old).await;
+        for _ in 0..5 {
+            let found = find(&positions).await;
+            assert!(matches!(found, Err(PositionError::Past(_))), "{found:?}");
+            let at = positions.begin(&partition(), 5).await;
+            assert!(matches!(at, Err(PositionError::Past(_))), "{at:?}");
+            tokio::time::sleep(5 * SECOND).await;
+        }
+        put(&positions, &newest).await;
+        assert_eq!(find(&positions).await.unwrap(), 9);
+    }
+
+    /// The bridge has not read what its producer has committed.
+    #[tokio::test(start_paused = true)]
+    async fn what_the_producer_has_committed_counts() {
+        let positions = positions().await;
+        positions.begin(&partition(), 5).await.unwrap();
+        let old = stored(&positions).await.state;
+        let message = Append {
+            stream: "events".into(),
+            encoding: Encoding::Ndjson,
+            received_at_us: 1,
+            records: 1,
+            payload: "{}\n".into(),
+            reservation: positions.producer.budget().nothing(),
+        };
+        positions.producer.append(message).await.unwrap();
+        put(&positions, &old).await;
+        // Reads that are far apart say nothing about the time between them.
+        for pause in [3_600, 3_600, 5, 5, 5, 5, 5, 5] {
+            let found = find(&positions).await;
+            assert!(matches!(found, Err(PositionError::Past(_))), "{found:?}");
+            tokio::time::sleep(pause * SECOND).await;
+        }
+        // Somebody restored the manifest.
+        for _ in 0..3 {
+            assert_eq!(find(&positions).await.unwrap(), 5);
+            tokio::time::sleep(5 * SECOND).await;
+        }
     }
 }

@@ -664,6 +664,9 @@ impl Committer {
 
     fn hear(&mut self, news: News) {
         self.see();
+        if let Some(manifest) = self.commits.manifest() {
+            self.lead.took(manifest.stamp.version);
+        }
         self.reads_first.hear(news);
         self.upload.metrics.pages.inc_by(u64::from(news.page_joined));
     }

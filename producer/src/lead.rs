@@ -2,6 +2,7 @@
 //! of its segments.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(crate) struct Lead {
     linger: Duration,
     state: Arc<Mutex<State>>,
     look: Arc<Notify>,
+    /// The number of the manifest that this producer last took.
+    version: Arc<AtomicU64>,
     watchers: Watchers,
 }
 
@@ -118,6 +121,7 @@ impl Lead {
             linger,
             state: Arc::default(),
             look: Arc::default(),
+            version: Arc::default(),
             watchers: Watchers::new(budget),
         }
     }
@@ -141,6 +145,16 @@ impl Lead {
         let leads = state.leads;
         drop(state);
         self.watchers.show(manifest, leads);
+    }
+
+    /// Takes note of the manifest's number.
+    pub(crate) fn took(&self, version: u64) {
+        self.version.store(version, Relaxed);
+    }
+
+    /// The number of the manifest that this producer last took.
+    pub(crate) fn version(&self) -> u64 {
+        self.version.load(Relaxed)
     }
 
     /// Records that the store answered a swap, or showed what became of one. A lost race is an answer.

@@ -357,6 +357,12 @@ impl Producer {
         Ok(3 * cost)
     }
 
+    /// The number of the manifest that this producer last took: all that it has committed is in that one or in a later one. It
+    /// becomes smaller when somebody has restored an earlier manifest.
+    pub fn manifest_version(&self) -> u64 {
+        self.0.lead.version()
+    }
+
     /// The certificate of another producer, which whoever may write the manifest vouches for. `None`: this producer does not
     /// know the other one, or not yet.
     pub fn certificate_of(&self, producer: ProducerId) -> Option<Fingerprint> {
