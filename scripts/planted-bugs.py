@@ -256,6 +256,13 @@ CATCHERS = {
     "stale-state-judges": [scripted(r"left: .*is of a producer that the manifest does not know")],
     "repeated-offer-joins": [scripted(r"right: .*refused: the same claim")],
     "guest-outlives-claim": [between_producers(r'left: \{"[^}]*": [2-9]')],
+    "refused-before-spent": [
+        shared(
+            "numbered_requests_through_a_leader",
+            "a request that was refused never enters the log",
+        )
+    ],
+    "spent-is-committed": [shared("numbered_requests_through_a_leader", TOLD)],
     "forwarded-number-grows": [between_producers(r'left: \{"[^}]*": 0')],
     "answered-before-commit": [
         Catcher(

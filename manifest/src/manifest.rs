@@ -78,12 +78,19 @@ pub struct ProducerRow {
     pub commit: u64,
     /// Sequence of the first segment that holds records of that commit, or of the run that ends with it.
     pub first_sequence: u64,
-    /// Number of these segments.
+    /// Number of these segments; 0: the number was spent without records.
     pub count: u64,
     /// Unix time in milliseconds of that commit.
     pub seen_at_ms: u64,
     /// The certificate that it presents to other producers, if it has one. Whoever may write the manifest vouches for it.
     pub certificate: Option<Fingerprint>,
+}
+
+impl ProducerRow {
+    /// Returns true if the last number was spent without records ([`Manifest::spend`]).
+    pub fn is_spent(&self) -> bool {
+        self.commit > 0 && self.count == 0
+    }
 }
 
 /// The state of a shard's log.

@@ -6,12 +6,13 @@
 mod offer;
 mod step;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millpond_manifest::manifest::{ProducerRow, Unusable, UnusableClient};
 use millpond_manifest::{
-    Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Manifest,
-    Numbers, ProducerId, Snapshot,
+    Claim, ClaimRefusal, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Manifest, Numbers,
+    ProducerId, Snapshot,
 };
 use millpond_storage::Version;
 use ulid::Ulid;
@@ -116,8 +117,8 @@ pub struct Commits<S: Found> {
     forwarded: bool,
     /// The held claims that were there before the manifest was last read. What it lacks says nothing about later ones.
     asked: Vec<(ProducerId, u64)>,
-    /// The same for requests of clients.
-    asked_clients: Vec<(ClientId, Numbers)>,
+    /// The same for requests of clients. Two producers may have a copy of one, and the manifest was read for only one of them.
+    asked_clients: BTreeSet<Request>,
     sealing: Sealing,
     /// What this producer presents to others.
     certificate: Option<Fingerprint>,
@@ -140,7 +141,7 @@ impl<S: Found> Commits<S> {
             unresolved: Unresolved::Nothing,
             forwarded: false,
             asked: Vec::new(),
-            asked_clients: Vec::new(),
+            asked_clients: BTreeSet::new(),
             sealing: Sealing::Nothing,
             certificate: None,
             office: Office::Keep,
@@ -261,8 +262,10 @@ impl<S: Found> Commits<S> {
     pub fn next(&mut self, group: Group<'_>, draw: &mut impl Draw) -> Next<S::Version> {
         let is_held = |asked: &(ProducerId, u64)| group.held.iter().any(|claim| named(claim) == *asked);
         self.asked.retain(is_held);
-        let is_there = |asked: &(ClientId, Numbers)| group.clients.iter().any(|it| numbered(it) == *asked);
-        self.asked_clients.retain(is_there);
+        if !self.asked_clients.is_empty() {
+            let there = requests(group);
+            self.asked_clients.retain(|asked| there.contains(asked));
+        }
         let next = self.decide(group, draw);
         match &next {
             Next::UploadAgain { .. } => {}
@@ -275,18 +278,22 @@ impl<S: Found> Commits<S> {
             }
             Next::Read => {
                 self.asked = group.held.iter().map(named).collect();
-                self.asked_clients = group.clients.iter().map(numbered).collect();
+                self.asked_clients = requests(group);
                 // A state that was read earlier must not pass for the answer if the read fails.
                 self.doubt_known();
             }
             Next::StorePage(page) => self.sealing = Sealing::Begun(page.clone()),
             Next::Swap(swap) => {
                 self.known = Known::Unread;
-                if let Some(attempt) = &swap.attempt {
-                    self.unresolved = Unresolved::Unknown(attempt.clone());
-                }
+                // A number is spent only after it was sent to another producer with the records of the attempt. If the table
+                // shows it with records, they are these, whoever committed them.
+                self.unresolved = match &swap.attempt {
+                    Some(attempt) => Unresolved::Unknown(attempt.clone()),
+                    None => Unresolved::Nothing,
+                };
             }
             Next::Registered => self.registered = true,
+            Next::Spent => self.succeed(),
             Next::Settle(settlement) => {
                 self.asked.clear();
                 self.asked_clients.clear();
@@ -507,7 +514,7 @@ impl<S: Found> Commits<S> {
         let segments = group.segments;
         let clients = match state.check_clients(group.clients, now_ms) {
             Ok(checked) => Ok(checked),
-            Err(unusable) => Err(self.settle_clients(group, unusable)),
+            Err(unusable) => Err(self.settle_clients(found, group, unusable, now_ms, draw)),
         };
         match sealed.as_ref().unwrap_or(state).commit(&claims, segments, now_ms) {
             Ok(Commit {
@@ -600,10 +607,20 @@ impl<S: Found> Commits<S> {
 
     /// Handles requests of clients that the table refuses, while it accepts this producer's own number: what it has of
     /// them is another producer's commit. A gap counts only if the table was read after the request arrived.
-    fn settle_clients(&self, group: Group<'_>, unusable: Vec<UnusableClient>) -> Next<S::Version> {
+    ///
+    /// Another producer that has this one's number may commit its records until the number is used. So nothing of them leaves
+    /// the group, and no client hears of a refusal, before the number is spent.
+    fn settle_clients(
+        &self,
+        found: &S,
+        group: Group<'_>,
+        unusable: Vec<UnusableClient>,
+        now_ms: u64,
+        draw: &mut impl Draw,
+    ) -> Next<S::Version> {
         let is_settled = |it: &UnusableClient| {
             let claim = &group.clients[it.place];
-            let is_asked = self.asked_clients.contains(&numbered(claim));
+            let is_asked = self.asked_clients.contains(&request(group, it.place));
             match it.reason {
                 ClientRefusal::Gap { .. }
                 | ClientRefusal::Unknown
@@ -617,18 +634,42 @@ impl<S: Found> Commits<S> {
                 ClientRefusal::Reused | ClientRefusal::Fenced { .. } | ClientRefusal::Invalid(_) => true,
             }
         };
-        let settled: Vec<_> = unusable
-            .into_iter()
-            .filter(is_settled)
-            .map(|it| (it.place, it.reason))
-            .collect();
-        if settled.is_empty() {
+        let settled = unusable.into_iter().filter(is_settled);
+        let (own, held): (Vec<_>, Vec<_>) = settled.partition(|it| group.holder(it.place).is_none());
+        if !own.is_empty() {
+            if self.forwarded {
+                return self.spend(found, now_ms, draw);
+            }
+            return Next::Settle(Settlement {
+                own: None,
+                held: Vec::new(),
+                clients: own.into_iter().map(|it| (it.place, it.reason)).collect(),
+            });
+        }
+        // A number of another producer belongs to exactly its records, so all of them leave the group.
+        let holders: BTreeSet<usize> = held.iter().filter_map(|it| group.holder(it.place)).collect();
+        if holders.is_empty() {
             return Next::Read;
         }
         Next::Settle(Settlement {
             own: None,
-            held: Vec::new(),
-            clients: settled,
+            held: holders
+                .into_iter()
+                .map(|place| (place, Verdict::Client))
+                .collect(),
+            clients: Vec::new(),
+        })
+    }
+
+    /// Uses the number that was sent to another producer, without its records.
+    fn spend(&self, found: &S, now_ms: u64, draw: &mut impl Draw) -> Next<S::Version> {
+        let spent = found.manifest().spend(self.producer, self.last + 1, now_ms);
+        spent.map_or(Next::Read, |next| {
+            Next::Swap(Swap {
+                expected: Some(found.version()),
+                next: Box::new(next.stamped(draw.nonce())),
+                attempt: None,
+            })
         })
     }
 
@@ -641,6 +682,11 @@ impl<S: Found> Commits<S> {
         draw: &mut impl Draw,
     ) -> Result<Own, Next<S::Version>> {
         match refusal {
+            ClaimRefusal::Taken { row, .. }
+                if row.commit == self.last + 1 && row.is_spent() && self.forwarded =>
+            {
+                Err(Next::Spent)
+            }
             ClaimRefusal::Taken { row, .. } if row.commit == self.last + 1 => {
                 self.already(state, &row, group, draw)
             }
@@ -663,6 +709,7 @@ impl<S: Found> Commits<S> {
             let own = attempt.own(self.producer);
             let ours = group.segments[..group.own].iter().map(|segment| segment.segment);
             let is_confirmed = attempt.number == row.commit
+                && !row.is_spent()
                 && attempt.first_sequence == first_sequence
                 && own.len() as u64 == count
                 && own.len() <= group.own
@@ -743,14 +790,25 @@ fn named(claim: &Claim) -> (ProducerId, u64) {
     (claim.producer, claim.first)
 }
 
-/// The client of a claim, and its numbers.
-fn numbered(claim: &ClientClaim) -> (ClientId, Numbers) {
-    (claim.client, claim.numbers)
+/// A client's request in a group: the claim of another producer that it belongs to, if it does, and its client and numbers.
+type Request = (Option<(ProducerId, u64)>, ClientId, Numbers);
+
+/// The request at this place among the clients of a group.
+fn request(group: Group<'_>, place: usize) -> Request {
+    let holder = group.holder(place).and_then(|held| group.held.get(held));
+    let claim = &group.clients[place];
+    (holder.map(named), claim.client, claim.numbers)
+}
+
+fn requests(group: Group<'_>) -> BTreeSet<Request> {
+    let places = 0..group.clients.len();
+    places.map(|place| request(group, place)).collect()
 }
 
 /// What the table says about a claim that it refuses.
 fn verdict(claim: &Claim, refusal: ClaimRefusal) -> Verdict {
     match refusal {
+        ClaimRefusal::Taken { row, .. } if row.commit == claim.last && row.is_spent() => Verdict::Spent,
         ClaimRefusal::Taken { row, .. } if row.commit >= claim.last => Verdict::Committed {
             first_sequence: (row.commit == claim.last).then_some(row.first_sequence),
         },

@@ -510,6 +510,7 @@ impl Committer {
                 tracing::info!("registered as producer {producer} in shard {shard}");
                 Progress::Made
             }
+            Next::Spent => Progress::Made,
             Next::Settle(settlement) if !settlement.clients.is_empty() => {
                 self.settle_clients(members, &described, settlement.clients).await;
                 Progress::Settled

@@ -46,6 +46,8 @@ impl Described {
             own: self.own,
             held: &self.held,
             clients: &self.clients,
+            // Requests of others have no clients.
+            holders: &[],
         }
     }
 
@@ -212,6 +214,14 @@ fn outcome(verdict: Verdict, lead: &Lead) -> Outcome {
         Verdict::Gap { last } => Err(PeerRefusal::Invalid(format!(
             "the producer's last number in the log is {last}"
         ))),
+        Verdict::Spent => {
+            let reason = "the producer has spent the number without its records".to_owned();
+            Err(PeerRefusal::Invalid(reason))
+        }
+        Verdict::Client => {
+            let reason = "the log does not take a client's request in it".to_owned();
+            Err(PeerRefusal::NotCommitted(reason))
+        }
         Verdict::Forgotten => Err(PeerRefusal::Invalid("the producer is not registered".to_owned())),
         Verdict::Invalid => Err(PeerRefusal::Invalid("the claim is not valid".to_owned())),
     }

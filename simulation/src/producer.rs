@@ -305,7 +305,7 @@ impl Producer {
             Next::Drop { .. } => {
                 store.broken.get_or_insert(Broken::Forbidden);
             }
-            Next::Registered | Next::StorePage(_) | Next::Swap(_) => {}
+            Next::Registered | Next::Spent | Next::StorePage(_) | Next::Swap(_) => {}
         }
     }
 

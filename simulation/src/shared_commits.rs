@@ -3,11 +3,15 @@
 //!
 //! Each record has one bit. A segment's name says which records its bytes hold. A producer commits its records itself,
 //! sends them to another one to commit, or does one after the other. Messages arrive late, more than once or never. A
-//! leader crashes or forgets what it holds, and the manifest forgets producers.
+//! leader crashes or forgets what it holds, and the manifest forgets producers. A client numbers its requests, sends each to any
+//! producer, and sends it again as long as nobody has told it the outcome.
 
 use crate::producer::{Drawn, Names};
 use crate::store::{self, Broken, Outcome, Store, Versioned, Write, outcomes};
-use millpond_manifest::{Claim, Manifest, NewPart, NewSegment, ProducerId};
+use millpond_manifest::manifest::ProducerRow;
+use millpond_manifest::{
+    Claim, ClientClaim, ClientId, ClientRefusal, Manifest, NewPart, NewSegment, Numbers, ProducerId,
+};
 use millpond_producer::commit::{Answer, Commits, Group, Next, Own, Settlement, Swap, Verdict, check_offer};
 use millpond_segment::Encoding;
 use stateright::{Model, Property};
@@ -34,9 +38,13 @@ pub struct SharedCommits {
     pub expiries: u8,
     /// Times that a producer drops what it holds for others.
     pub drops: u8,
+    /// The client's requests, with one record each.
+    pub requests: u8,
+    /// The copies that the client sends of them.
+    pub sends: u8,
 }
 
-/// Records, one bit each.
+/// Records, one bit each. The client's come last.
 type Records = u8;
 
 /// A message between two producers.
@@ -87,6 +95,8 @@ struct Member {
     /// Requests that wait until the group may change.
     waiting: Vec<Held>,
     commits: Commits<Versioned<Manifest>>,
+    /// The bit of the client's first request.
+    first_request: u8,
 }
 
 /// A state of the model.
@@ -100,6 +110,10 @@ pub struct World {
     told: Records,
     /// Records whose callers have an unknown outcome.
     unknown: Records,
+    /// The client's requests that were refused, and of which no other copy is on its way.
+    refused: Records,
+    /// The copies of each request without a certain answer.
+    open: Vec<u8>,
     left: Left,
 }
 
@@ -111,6 +125,7 @@ struct Left {
     crashes: u8,
     expiries: u8,
     drops: u8,
+    sends: u8,
 }
 
 /// A step.
@@ -120,6 +135,13 @@ pub enum Action {
     Land(usize),
     /// A producer gets a new record.
     Begin(usize),
+    /// The client sends a request to a producer.
+    Send {
+        /// The number of the request, from 0 on.
+        request: u8,
+        /// The place of the producer.
+        to: usize,
+    },
     /// A producer sends its records to another one. `upload`: it has uploaded them.
     Forward {
         /// Its place.
@@ -170,15 +192,17 @@ fn describe(segment: Ulid) -> NewSegment {
     }
 }
 
-/// The segments of a commit and the claims of others.
+/// The segments of a commit, and the claims of others and of the client.
 struct Built {
     segments: Vec<NewSegment>,
     own: usize,
     held: Vec<Claim>,
+    clients: Vec<ClientClaim>,
+    holders: Vec<Option<usize>>,
 }
 
 impl Member {
-    fn new(place: usize) -> Member {
+    fn new(place: usize, first_request: u8) -> Member {
         let names = Names {
             place: u8::try_from(place).unwrap_or(u8::MAX),
             ids: 0,
@@ -191,7 +215,24 @@ impl Member {
             held: Vec::new(),
             waiting: Vec::new(),
             commits: Commits::new(Uuid::nil(), 0, usize::MAX, names.id()),
+            first_request,
         }
+    }
+
+    /// The claims of the client's requests among these records, in their order.
+    fn claims(&self, of: Records, segment: impl Fn(Records) -> usize) -> Vec<ClientClaim> {
+        let bits = (self.first_request..8).map(|place| (place, 1 << place));
+        bits.filter(|(_, bit)| of & bit != 0)
+            .map(|(place, bit)| ClientClaim {
+                client: ClientId([1; 16]),
+                numbers: Numbers::Counted {
+                    number: u64::from(place - self.first_request) + 1,
+                },
+                checksum: 0,
+                segment: segment(bit),
+                source: None,
+            })
+            .collect()
     }
 
     fn all_own(&self) -> Records {
@@ -205,10 +246,29 @@ impl Member {
         let sent = sent.fold(0, |all, held| all | held.records);
         let mut segments: Vec<Ulid> = match sent {
             0 => self.own.iter().map(|record| name(self.names, *record)).collect(),
-            sent => vec![name(self.names, self.all_own() | sent)],
+            // Another name than that of any other segment with the same records.
+            sent => {
+                let guests = self.held.iter().filter(|held| held.segment.is_none());
+                let whose = guests.fold(1, |all: u32, held| {
+                    let [place, ids, ..] = held.claim.producer.0;
+                    let number = u32::try_from(held.claim.first).unwrap_or(u32::MAX);
+                    all.wrapping_mul(31)
+                        .wrapping_add(u32::from(place) * 7 + u32::from(ids))
+                        .wrapping_mul(31)
+                        .wrapping_add(number)
+                });
+                let own = name(self.names, self.all_own() | sent).random();
+                vec![Ulid::from_parts(0, own | u128::from(whose) << 24)]
+            }
         };
         let own = if self.own.is_empty() { 0 } else { segments.len() };
         let mut held = Vec::new();
+        let segment_of = |bit: Records| match sent {
+            0 => self.own.iter().position(|record| record & bit != 0).unwrap_or(0),
+            _ => 0,
+        };
+        let mut clients = self.claims(self.all_own(), segment_of);
+        let mut holders = vec![None; clients.len()];
         for one in &self.held {
             let place = match one.segment {
                 None => 0,
@@ -217,6 +277,9 @@ impl Member {
                     segments.len() - 1
                 }
             };
+            let of_client = self.claims(one.records, |_| place);
+            holders.extend(of_client.iter().map(|_| Some(held.len())));
+            clients.extend(of_client);
             held.push(Claim {
                 segments: place..place + 1,
                 ..one.claim.clone()
@@ -226,6 +289,8 @@ impl Member {
             segments: segments.into_iter().map(describe).collect(),
             own,
             held,
+            clients,
+            holders,
         }
     }
 
@@ -250,8 +315,43 @@ impl World {
 
     fn tell_own(&mut self, place: usize) {
         let me = &mut self.members[place];
-        self.told |= me.all_own();
+        let (told, first) = (me.all_own(), me.first_request);
         me.own.clear();
+        self.told |= told;
+        self.answered(told, first);
+    }
+
+    /// The client has a certain answer to these requests.
+    fn answered(&mut self, records: Records, first_request: u8) {
+        for (open, place) in self.open.iter_mut().zip(first_request..) {
+            *open -= u8::from(records & (1 << place) != 0);
+        }
+    }
+
+    /// Tells the client of its requests that the log has, or refuses. Their records leave the group.
+    fn settle_clients(&mut self, place: usize, built: &Built, settled: &[(usize, ClientRefusal)]) {
+        let me = &mut self.members[place];
+        let first = me.first_request;
+        for (at, refusal) in settled {
+            let Numbers::Counted { number } = built.clients[*at].numbers else {
+                continue;
+            };
+            let request = u8::try_from(number - 1).unwrap_or(u8::MAX);
+            let bit = 1 << (first + request);
+            self.members[place].own.retain(|record| *record != bit);
+            self.answered(bit, first);
+            match refusal {
+                ClientRefusal::Repeated { .. } => self.told |= bit,
+                ClientRefusal::Gap { .. } | ClientRefusal::Unknown => {
+                    if self.open[usize::from(request)] == 0 && self.told & bit == 0 {
+                        self.refused |= bit;
+                    }
+                }
+                _ => {
+                    self.store.broken.get_or_insert(Broken::Forbidden);
+                }
+            }
+        }
     }
 
     fn arrive(&mut self, message: Message) {
@@ -290,7 +390,8 @@ impl World {
             segments: &built.segments,
             own: built.own,
             held: &built.held,
-            clients: &[],
+            clients: &built.clients,
+            holders: &built.holders,
         };
         let mut drawn = Drawn {
             clock: 0,
@@ -298,8 +399,8 @@ impl World {
         };
         let is_known = self.store.manifest.producer(me.commits.producer()).is_some();
         let mut next = me.commits.next(group, &mut drawn);
-        if next == Next::Registered {
-            // This step makes no request.
+        while matches!(next, Next::Registered | Next::Spent) {
+            // These steps make no request.
             next = me.commits.next(group, &mut drawn);
         }
         for segment in &built.segments {
@@ -312,6 +413,9 @@ impl World {
                 let exists = self.store.manifest.version() > 0;
                 let found = exists.then(|| self.store.manifest.clone());
                 self.members[place].commits.read(found);
+            }
+            Next::Settle(settlement) if !settlement.clients.is_empty() => {
+                self.settle_clients(place, &built, &settlement.clients);
             }
             Next::Settle(settlement) => self.settle(place, &settlement),
             Next::Renew(renewal) => {
@@ -377,8 +481,12 @@ impl SharedCommits {
         1 << (before + begun)
     }
 
+    fn first_request(&self) -> u8 {
+        self.records.iter().sum()
+    }
+
     fn all(&self) -> Records {
-        let count: u8 = self.records.iter().sum();
+        let count = self.first_request() + self.requests;
         u8::try_from((1_u16 << count) - 1).unwrap_or(u8::MAX)
     }
 
@@ -387,6 +495,14 @@ impl SharedCommits {
         let left = &world.left;
         if me.begun < self.records[place] && me.commits.may_grow() {
             actions.push(Action::Begin(place));
+        }
+        if left.sends > 0 && me.commits.may_grow() {
+            let requests = (0..self.requests).filter(|request| {
+                let bit: Records = 1 << (me.first_request + request);
+                // A producer holds each request once, and a client that knows the outcome does not ask again.
+                (me.all_own() | world.told) & bit == 0
+            });
+            actions.extend(requests.map(|request| Action::Send { request, to: place }));
         }
         if left.forwards > 0 && !me.own.is_empty() && me.held.is_empty() && me.commits.is_registered() {
             let others = self.leaders.iter().filter(|to| **to != place);
@@ -422,10 +538,14 @@ impl Model for SharedCommits {
     fn init_states(&self) -> Vec<World> {
         vec![World {
             store: Store::new(),
-            members: (0..self.records.len()).map(Member::new).collect(),
+            members: (0..self.records.len())
+                .map(|place| Member::new(place, self.first_request()))
+                .collect(),
             messages: BTreeSet::new(),
             told: 0,
             unknown: 0,
+            refused: 0,
+            open: vec![0; usize::from(self.requests)],
             left: Left {
                 forwards: self.forwards,
                 arrivals: self.arrivals,
@@ -433,6 +553,7 @@ impl Model for SharedCommits {
                 crashes: self.crashes,
                 expiries: self.expiries,
                 drops: self.drops,
+                sends: self.sends,
             },
         }]
     }
@@ -459,6 +580,13 @@ impl Model for SharedCommits {
                 let me = &mut next.members[place];
                 me.own.push(self.bit(place, me.begun));
                 me.begun += 1;
+            }
+            Action::Send { request, to } => {
+                next.left.sends -= 1;
+                let bit = 1 << (self.first_request() + request);
+                next.members[to].own.push(bit);
+                next.open[usize::from(request)] += 1;
+                next.refused &= !bit;
             }
             Action::Forward { from, to, upload } => {
                 next.left.forwards -= 1;
@@ -500,7 +628,7 @@ impl Model for SharedCommits {
                     names,
                     begun,
                     commits: Commits::new(Uuid::nil(), 0, usize::MAX, names.id()),
-                    ..Member::new(place)
+                    ..Member::new(place, self.first_request())
                 };
             }
         }
@@ -520,6 +648,10 @@ impl Model for SharedCommits {
             Property::always(
                 "a success implies the record is in the log",
                 |_, world: &World| world.told & !logged(world) == 0,
+            ),
+            Property::always(
+                "a request that was refused never enters the log",
+                |_, world: &World| world.refused & logged(world) == 0,
             ),
             Property::always("what the log refers to is in the store", |_, world: &World| {
                 let mut history = world.store.history.iter();
@@ -556,7 +688,7 @@ impl SharedCommits {
                 }),
             ),
             (
-                shared,
+                shared && self.records[0] > 0,
                 Property::sometimes(
                     "one segment has the records of two producers",
                     |system: &Self, world: &World| {
@@ -588,6 +720,13 @@ impl SharedCommits {
                                 && attempt.segments.iter().all(|name| history.contains(name))
                         })
                     })
+                }),
+            ),
+            (
+                shared && self.requests > 1,
+                Property::sometimes("a number is spent", |_, world: &World| {
+                    let mut rows = world.store.manifest.producers.iter();
+                    rows.any(ProducerRow::is_spent)
                 }),
             ),
             (

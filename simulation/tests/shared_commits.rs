@@ -15,6 +15,8 @@ fn two_producers() -> SharedCommits {
         crashes: 0,
         expiries: 0,
         drops: 1,
+        requests: 0,
+        sends: 0,
     }
 }
 
@@ -79,6 +81,36 @@ fn a_leader_with_two_followers() {
         records: vec![1, 1, 1],
         forwards: 2,
         arrivals: 3,
+        faults: 0,
+        drops: 0,
+        ..two_producers()
+    });
+}
+
+/// A client's requests pass through a leader. The second may reach it before the first is in the log, so that the leader refuses it.
+#[test]
+fn numbered_requests_through_a_leader() {
+    holds(SharedCommits {
+        records: vec![0, 0],
+        requests: 2,
+        sends: 3,
+        forwards: 2,
+        arrivals: 2,
+        drops: 0,
+        ..two_producers()
+    });
+}
+
+/// The client repeats its requests to the leader itself.
+#[test]
+fn numbered_requests_that_are_repeated_to_another_producer() {
+    holds(SharedCommits {
+        records: vec![0, 0],
+        requests: 2,
+        sends: 3,
+        forwards: 2,
+        arrivals: 2,
+        crashes: 1,
         faults: 0,
         drops: 0,
         ..two_producers()

@@ -76,7 +76,7 @@ impl ClientRow {
 }
 
 /// The numbers of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Numbers {
     /// The client counts its requests from 1.
     Counted {

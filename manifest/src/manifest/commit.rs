@@ -185,6 +185,27 @@ impl Manifest {
         })
     }
 
+    /// Uses up the next number of a producer without a record: whoever still has records for it cannot commit them any more.
+    /// `None`: it is not the producer's next number.
+    #[must_use]
+    pub fn spend(&self, producer: ProducerId, number: u64, now_ms: u64) -> Option<Manifest> {
+        let mut next = self.clone();
+        let place = next
+            .producers
+            .binary_search_by_key(&producer, |row| row.id)
+            .ok()?;
+        let row = next.producers.get_mut(place)?;
+        if row.commit.checked_add(1) != Some(number) {
+            return None;
+        }
+        row.commit = number;
+        // The table ranks producers by the end of their last commit in the log.
+        row.first_sequence = self.next_sequence;
+        row.count = 0;
+        row.seen_at_ms = now_ms;
+        Some(next)
+    }
+
     /// Returns the index of each claim's row in the producer table.
     fn check_claims(&self, claims: &[Claim], segments: usize) -> Result<Vec<usize>, CommitRefusal> {
         let mut ids: Vec<ProducerId> = claims.iter().map(|claim| claim.producer).collect();

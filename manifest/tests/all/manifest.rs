@@ -92,6 +92,23 @@ fn a_commit_appends_in_order_and_a_repeated_one_is_recognised() {
 }
 
 #[test]
+fn a_spent_number_has_no_records_and_cannot_be_committed() {
+    let (log, _) = next(commit(&empty().register(A, 10), A, 1, &[segment(1, 1)], 11));
+    let wrong = [(A, 1), (A, 3), (B, 1)].map(|(producer, number)| log.spend(producer, number, 12));
+    assert_eq!(wrong, [None, None, None]);
+    let spent = log.spend(A, 2, 12).unwrap();
+    let row = spent.producer(A).unwrap().clone();
+    assert!(row.is_spent() && !log.producer(A).unwrap().is_spent());
+    assert_eq!((&spent.tail, spent.next_sequence), (&log.tail, log.next_sequence));
+    let late = commit(&spent, A, 2, &[segment(1, 2)], 13);
+    assert_eq!(late, unusable(ClaimRefusal::Taken { first: 2, row }));
+    let stored = spent.clone().stamped(1);
+    assert_eq!(Manifest::decode(&stored.encode()).unwrap(), stored);
+    let (log, first) = next(commit(&spent, A, 3, &[segment(1, 2)], 13));
+    assert_eq!((first, log.producer(A).unwrap().is_spent()), (1, false));
+}
+
+#[test]
 fn commits_that_would_break_the_log_are_refused() {
     let log = empty().register(A, 10);
     assert_eq!(

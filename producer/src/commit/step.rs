@@ -16,8 +16,10 @@ pub struct Group<'a> {
     /// The claims of other producers whose records this one holds, at most one for each. They say which of `segments`
     /// have the records. The bytes of a segment hold the records of its claims, and no others.
     pub held: &'a [Claim],
-    /// The clients that number their requests, in the order of their records. All are in this producer's own segments.
+    /// The clients that number their requests, in the order in which they are judged.
     pub clients: &'a [ClientClaim],
+    /// For each of these, by its place, the held claim that its records belong to. `None`, and nothing: this producer's own.
+    pub holders: &'a [Option<usize>],
 }
 
 impl<'a> Group<'a> {
@@ -28,7 +30,13 @@ impl<'a> Group<'a> {
             own: segments.len(),
             held: &[],
             clients: &[],
+            holders: &[],
         }
+    }
+
+    /// The held claim that the records of a client belong to. `None`: this producer's own.
+    pub(super) fn holder(&self, client: usize) -> Option<usize> {
+        self.holders.get(client).copied().flatten()
     }
 }
 
@@ -120,6 +128,9 @@ pub enum Next<V> {
     Swap(Swap<V>),
     /// No request is needed: the manifest has this producer in its table.
     Registered,
+    /// No request is needed: the number that the records were sent under to another producer is spent without them. They get
+    /// the next one, and the group may change.
+    Spent,
     /// Tell callers what the table shows.
     Settle(Settlement),
     /// Upload these segments again under names with a time of at least `floor_ms`: the objects under the present names
@@ -148,7 +159,7 @@ pub struct Swap<V> {
     pub expected: Option<V>,
     /// The state to write.
     pub next: Box<Manifest>,
-    /// The commit that the swap carries. `None`: it registers the producer.
+    /// The commit that the swap carries. `None`: it registers the producer, leaves the lead or spends a number.
     pub attempt: Option<Attempt>,
 }
 
@@ -208,6 +219,10 @@ pub enum Verdict {
     },
     /// The manifest does not know its producer. Nobody can tell any more what became of a number that was sent before.
     Forgotten,
+    /// Its producer has spent the number without the records.
+    Spent,
+    /// The log cannot take a client's request in it as it is. Its producer knows what the client has to hear.
+    Client,
     /// The claim breaks a rule.
     Invalid,
 }

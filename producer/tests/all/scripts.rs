@@ -178,6 +178,7 @@ impl World {
             own: self.group.len(),
             held: &held,
             clients: &[],
+            holders: &[],
         };
         match self.commits.next(group, &mut self.drawn) {
             Next::Read => "read the manifest".into(),
@@ -214,6 +215,7 @@ impl World {
                 self.sent = Some(swap);
                 text
             }
+            Next::Spent => "the number is spent".into(),
             Next::Registered => format!("{} is registered", producer(self.commits.producer())),
             Next::Settle(settlement) => self.settle(&settlement),
             Next::UploadAgain { places, floor_ms } => {
@@ -325,6 +327,8 @@ impl World {
                 Verdict::Partly { through } => format!("is committed through {through}"),
                 Verdict::Gap { last } => format!("does not follow {last}"),
                 Verdict::Forgotten => "is of a producer that the manifest does not know".into(),
+                Verdict::Spent => "was spent without records".into(),
+                Verdict::Client => "has a request that the log does not take".into(),
                 Verdict::Invalid => "is not valid".into(),
             };
             lines.push(format!("{} {verdict}", run(&self.held[*place].claim)));
