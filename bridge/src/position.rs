@@ -4,24 +4,17 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use millpond_manifest::{
     Manifest, ReadError, Snapshot, SourcePartition, SourceRefusal, SourceRow, Swap, cas, layout,
 };
-use millpond_producer::Producer;
+use millpond_producer::{Past, Producer};
 use millpond_runtime::Environment;
 use millpond_storage::Store;
 use tokio::time::Instant;
 
 /// The number of attempts to enter a row while others change the manifest.
 const ATTEMPTS: usize = 20;
-
-/// A store that has shown earlier manifests for so long goes on doing so: somebody restored one.
-const PAST_MAX: Duration = Duration::from_secs(30);
-
-/// After a longer time without a read of an earlier manifest, nobody knows what the store has shown meanwhile.
-const PAST_GAP: Duration = Duration::from_secs(10);
 
 /// A position that the manifest has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -124,8 +117,7 @@ pub(crate) struct Seen {
     latest: u64,
     /// The producer had taken this one when the store was found to show earlier ones for good.
     void: u64,
-    /// Since when the store has shown earlier ones, and when it last did.
-    past: Option<(Instant, Instant)>,
+    past: Past,
 }
 
 impl Seen {
@@ -135,16 +127,13 @@ impl Seen {
             self.latest = self.latest.max(producers);
         }
         if number < self.latest {
-            let before = self.past.filter(|(_, last)| now - *last <= PAST_GAP);
-            let since = before.map_or(now, |(since, _)| since);
-            self.past = Some((since, now));
-            if now - since < PAST_MAX {
+            if !self.past.shown(now) {
                 return false;
             }
             self.void = producers;
         }
         self.latest = number;
-        self.past = None;
+        self.past.ends();
         true
     }
 }
@@ -319,6 +308,7 @@ mod tests {
     use millpond_runtime::SystemEnvironment;
     use millpond_segment::Encoding;
     use prometheus_client::registry::Registry;
+    use std::time::Duration;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -22,6 +22,7 @@ use crate::election::Election;
 use crate::forward::Batch;
 use crate::group::Members;
 use crate::lead::{Foreign, Lead};
+use crate::past::Past;
 use crate::peers::Peering;
 use crate::reads_first::ReadsFirst;
 use crate::segment::{EncodedWork, UploadedWork};
@@ -54,12 +55,6 @@ impl Draw for &dyn Environment {
     }
 }
 
-/// A store that has shown earlier states for so long goes on doing so: somebody restored the manifest.
-const PAST_MAX: Duration = Duration::from_secs(30);
-
-/// After a longer time without a read of an earlier state, nobody knows what the store has shown meanwhile.
-const PAST_GAP: Duration = Duration::from_secs(10);
-
 /// The maximum number of segments of one request of another producer.
 pub(crate) const FOREIGN_SEGMENTS_MAX: usize = 64;
 
@@ -68,12 +63,6 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The number of attempts of a producer that stops to leave the lead to others.
 const LEAVE_ATTEMPTS: usize = 3;
-
-/// The earlier states that the store has shown, without a later one in between.
-struct Past {
-    since: Instant,
-    last: Instant,
-}
 
 pub(crate) struct Committer {
     pub(crate) upload: Upload,
@@ -94,8 +83,7 @@ pub(crate) struct Committer {
     refused: Option<Option<Version>>,
     /// The store showed that again.
     is_behind: bool,
-    /// The store shows earlier states than before.
-    past: Option<Past>,
+    past: Past,
     /// How long the last read of the manifest took.
     read_took: Duration,
     began: Instant,
@@ -149,7 +137,7 @@ impl Committer {
             lost_race: false,
             refused: None,
             is_behind: false,
-            past: None,
+            past: Past::default(),
             read_took: Duration::ZERO,
             began: Instant::now(),
             looked_at: None,
@@ -603,7 +591,7 @@ impl Committer {
         if news.is_past {
             return Some(self.past_problem(key));
         }
-        if self.past.take().is_some() {
+        if self.past.ends() {
             self.upload.readiness.goes_on(COMMIT);
         }
         let known = self.commits.manifest();
@@ -622,11 +610,7 @@ impl Committer {
 
     /// Names the wait for a later state, or gives it up.
     fn past_problem(&mut self, key: &str) -> String {
-        let now = Instant::now();
-        let before = self.past.take().filter(|past| now - past.last <= PAST_GAP);
-        let since = before.map_or(now, |past| past.since);
-        self.past = Some(Past { since, last: now });
-        if now - since >= PAST_MAX {
+        if self.past.shown(Instant::now()) {
             self.commits.restored();
         }
         format!("the store shows an earlier version of {key} than before")
@@ -683,8 +667,7 @@ impl Committer {
         match cas::swap(&self.upload.store, &key, expected.as_ref(), next).await {
             Swap::Committed(snapshot) => {
                 metrics.attempt("committed");
-                // The store has the latest state.
-                self.past = None;
+                self.past.ends();
                 (Answer::Committed(snapshot), Progress::Made)
             }
             Swap::Mismatch => {

@@ -23,6 +23,7 @@ mod group;
 mod hand_over;
 mod lead;
 mod metrics;
+mod past;
 mod peers;
 mod producer;
 #[doc(hidden)]
@@ -42,6 +43,7 @@ pub use append::{Append, AppendError, Committed, Submitted};
 pub use clients::Numbered;
 pub use config::{Config, ConfigError};
 pub use millpond_manifest::{ClientId, ClientRefusal, Numbers, SourcePartition};
+pub use past::Past;
 pub use peers::{
     Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
     StreamBlock,
