@@ -88,7 +88,7 @@ impl Shard {
             warn!(
                 shard,
                 "this consumer has read up to sequence {read}, and the log in the store ends at {}: somebody restored the manifest, or the \
-                 store serves old copies. What gets a sequence below {read} from now on is not sent: see `millpond consumer reset`",
+                 store serves old copies. Records below sequence {read} are not sent: see `millpond consumer reset`",
                 log.next_sequence
             );
         }

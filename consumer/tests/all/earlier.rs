@@ -29,9 +29,8 @@ async fn begun(table: &Arc<Table>) -> (Log, Running) {
     (log, consumer)
 }
 
-/// Commits three segments that the consumer plans as one batch.
-async fn plan_three(log: &mut Log) {
-    log.commit(&[3, 3, 3]).await;
+/// Waits until the consumer has planned the three segments after the first one as one batch.
+async fn planned_three(log: &Log) {
     eventually("the batch is planned", async || {
         let cursor = log.cursor("default").await.unwrap();
         cursor.planned(STREAM).next() == Some(Plan { low: 1, high: 3 })
@@ -61,7 +60,8 @@ async fn a_batch_that_was_sent_from_a_later_log_is_in_doubt_after_the_release() 
     };
     let consumer = start(&log.store, hasty, &table);
     sleep(2 * SECOND).await;
-    plan_three(&mut log).await;
+    log.commit(&[3, 3, 3]).await;
+    planned_three(&log).await;
     table.let_through(1);
     // One chunk is in the table, and the others are on their way.
     table.has(5).await;
@@ -85,11 +85,7 @@ async fn a_planned_batch_waits_for_a_log_that_has_all_of_it() {
     let part = log.manifest().await.state;
     log.commit(&[3, 3]).await;
     let newest = log.manifest().await.state;
-    eventually("the batch is planned", async || {
-        let cursor = log.cursor("default").await.unwrap();
-        cursor.planned(STREAM).next() == Some(Plan { low: 1, high: 3 })
-    })
-    .await;
+    planned_three(&log).await;
     consumer.crash().await;
     put(&log, &part).await;
     let second = start(&log.store, other_batches(), &table);
