@@ -223,6 +223,17 @@ pub enum ConsumeError {
     Forbidden(millpond_manifest::cursor::Forbidden),
 }
 
+impl ConsumeError {
+    /// Returns true if the log was trimmed below what the consumer had to read. That is no error of an owner that another one has
+    /// succeeded.
+    pub(crate) fn is_of_trimmed(&self) -> bool {
+        matches!(
+            self,
+            ConsumeError::Trimmed { .. } | ConsumeError::UniqueLost { .. }
+        )
+    }
+}
+
 impl From<millpond_manifest::cursor::Forbidden> for ConsumeError {
     fn from(policy: millpond_manifest::cursor::Forbidden) -> Self {
         Self::Forbidden(policy)

@@ -174,11 +174,15 @@ impl<'a> Tenure<'a> {
 
     pub(crate) async fn serve(mut self) -> Result<TermEnd, ConsumeError> {
         let term = self.serve_until_it_ends().await;
-        if let Err(error) = &term
-            && !matches!(error, ConsumeError::Removed { .. })
-        {
-            self.leave(error).await;
-        }
+        let term = match term {
+            Err(error) if !matches!(error, ConsumeError::Removed { .. }) => {
+                let found = self.leave(&error).await;
+                // The next owner has got so far that nobody needs what this one misses.
+                let is_over = error.is_of_trimmed() && matches!(found, Some(TermEnd::Fenced));
+                if is_over { Ok(TermEnd::Fenced) } else { Err(error) }
+            }
+            term => term,
+        };
         for trace in self.traces.values() {
             trace.give_up(&"this process ended its work before it was acknowledged");
         }

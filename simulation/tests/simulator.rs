@@ -33,6 +33,13 @@ fn a_seed_is_the_same_run_each_time() {
     assert_eq!(hashes.len() as u64, REPEATED, "other seeds are other runs");
 }
 
+/// An owner that was suspended while it read the keys of its stream, and succeeded and trimmed meanwhile, gave up.
+#[test]
+fn a_seed_that_violated_a_promise_once_does_not_do_so_again() {
+    let run = run(10_064_192_836, false);
+    assert!(run.violation.is_none(), "{:?}", run.violation);
+}
+
 #[test]
 fn every_promise_holds_for_every_seed() {
     let threads = available_parallelism().map_or(1, NonZero::get);

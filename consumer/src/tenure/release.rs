@@ -65,8 +65,8 @@ impl Tenure<'_> {
     }
 
     /// Releases the cursor with the reason why this process ends. The next owner then does not wait for the lease, and
-    /// an operator sees the reason. Gives up if the release takes long.
-    pub(super) async fn leave(&mut self, error: &ConsumeError) {
+    /// an operator sees the reason. Gives up if the release takes long. Returns the end of the term as the store shows it, if it does.
+    pub(super) async fn leave(&mut self, error: &ConsumeError) -> Option<TermEnd> {
         self.work.abort_all();
         // Wait for the swap in flight. Otherwise it could win against the release.
         let giving_back = async {
@@ -79,17 +79,19 @@ impl Tenure<'_> {
                 let mut next = self.durable.state.clone();
                 next.wait_for(&[format!("it ended: {error}")]);
                 next.release(u64::MAX);
-                if self.give_back(next, false).await?.is_some() {
-                    return Ok::<_, ConsumeError>(());
+                if let Some(end) = self.give_back(next, false).await? {
+                    return Ok::<_, ConsumeError>(end);
                 }
             }
         };
-        if !matches!(timeout(LAST_WORDS, giving_back).await, Ok(Ok(()))) {
-            warn!(
-                shard = self.shard.claim.shard,
-                "the cursor could not be given back: the next owner waits for the lease"
-            );
+        if let Ok(Ok(end)) = timeout(LAST_WORDS, giving_back).await {
+            return Some(end);
         }
+        warn!(
+            shard = self.shard.claim.shard,
+            "the cursor could not be given back: the next owner waits for the lease"
+        );
+        None
     }
 
     /// Makes one attempt to write a released cursor, and removes it if it is `done`. `None`: an earlier swap of ours was in
