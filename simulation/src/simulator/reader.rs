@@ -49,7 +49,10 @@ impl Reader {
         let Some((_, of)) = cursor.and_then(|cursor| cursor.deduplicates(stream)) else {
             return false;
         };
-        let Some(named) = of.snapshot else { return true };
+        let Some(named) = of.snapshot else {
+            // What an earlier setting left before this one began has another window, so nobody names it.
+            return name.next >= of.since;
+        };
         let of_named = self.snapshots.get(&named);
         name == named || name.next > named.next || of_named.is_none_or(|earlier| earlier.contains(&name))
     }
