@@ -386,13 +386,6 @@ CATCHERS = {
             r"NotCommitted",
         )
     ],
-    "numbered-request-forwarded": [
-        Catcher(
-            "producer/tests/all/leader.rs",
-            "a_numbered_request_is_entered_by_the_producer_that_took_it_and_leaves_a_segment_with_guests",
-            "index out of bounds|left",
-        )
-    ],
     "forgotten-leader-counts": [
         Catcher(
             "producer/tests/all/leader.rs",
@@ -435,11 +428,74 @@ CATCHERS = {
             "an unresolved group was handed over",
         )
     ],
-    "numbered-handed-over": [
+    "clients-not-sent": [
         Catcher(
-            "producer/tests/all/crowds.rs",
-            "a_group_with_numbered_requests_is_not_handed_over",
-            "a request of a client was handed over",
+            "peer/tests/all/peer.rs",
+            "a_leader_of_an_older_version_gets_no_numbered_request",
+            r"left: Ok\(Committed",
+        )
+    ],
+    "refused-client-told-at-once": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_follower_hears_of_a_refused_client_after_the_leaders_swap",
+            "the follower was told too early",
+        )
+    ],
+    "refused-group-handed-over": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_refused_group_is_not_handed_over_after_a_lost_race",
+            "the group was handed over again",
+        )
+    ],
+    "unnumbered-leader-asked-again": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_version_that_does_not_know_clients_is_asked_for_other_records_only",
+            "it was asked again",
+        )
+    ],
+    "refused-client-is-a-failure": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_refused_request_leaves_with_its_answer_and_the_rest_goes_on",
+            "the leader is avoided",
+        )
+    ],
+    "known-refusal-sent": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_request_that_the_log_refuses_for_good_is_not_sent",
+            "a repetition was sent to the leader",
+        )
+    ],
+    "spent-number-takes-a-turn": [
+        Catcher(
+            "producer/src/lib.rs",
+            "turns::tests::a_spent_number_is_no_commit",
+            "its own",
+        )
+    ],
+    "guests-copy-first": [
+        Catcher(
+            "producer/src/lib.rs",
+            "claims::tests::kafkas_requests_keep_the_order_of_the_segments_and_the_own_copy_comes_first",
+            "left",
+        )
+    ],
+    "client-in-the-first-segment": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_row_names_the_segment_that_another_producer_uploaded",
+            "left",
+        )
+    ],
+    "clients-of-requests-unchecked": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_leader_checks_the_clients_of_a_request",
+            "in none of its segments",
         )
     ],
     "leader-takes-turns": [

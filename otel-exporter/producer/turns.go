@@ -76,7 +76,7 @@ func (t *turns) lost(state *manifest.Manifest, producer manifest.ProducerID, now
 	}
 	var older time.Duration
 	for _, row := range state.Producers {
-		if row.Commit > 0 && row.FirstSequence >= t.own[0].firstSequence && row.FirstSequence < own.FirstSequence {
+		if row.Count > 0 && row.FirstSequence >= t.own[0].firstSequence && row.FirstSequence < own.FirstSequence {
 			older++
 		}
 	}

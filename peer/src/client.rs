@@ -11,7 +11,7 @@ use hyper::header::CONTENT_TYPE;
 use hyper::{Request, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use millpond_manifest::{Fingerprint, ProducerId};
-use millpond_producer::{LeaderAddress, PeerAnswer, PeerRequest, Peers};
+use millpond_producer::{LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peers};
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
@@ -22,7 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::identity::Identity;
 use crate::server::{CONTENT, PRODUCER};
 use crate::wire::{decode_reply, encode_request};
-use crate::{COMMIT_PATH, NAME, tls};
+use crate::{COMMIT_PATH, NAME, NUMBERED_PATH, tls};
 
 /// Time limit for a new connection: TCP, TLS and HTTP/2 together.
 pub(crate) const CONNECT: Duration = Duration::from_secs(1);
@@ -74,9 +74,16 @@ impl Client {
 
     async fn send(&self, leader: &LeaderAddress, request: &PeerRequest) -> Result<PeerAnswer, String> {
         let mut send = self.connect(leader).await?;
-        let response = send.send_request(http_request(request.producer, encode_request(request))?);
+        let path = match request.clients.is_empty() {
+            true => COMMIT_PATH,
+            false => NUMBERED_PATH,
+        };
+        let response = send.send_request(http_request(request.producer, path, encode_request(request))?);
         let response = response.await.map_err(|error| chain(&error))?;
         let status = response.status();
+        if status == StatusCode::NOT_FOUND && path == NUMBERED_PATH {
+            return Ok(PeerAnswer::Refused(PeerRefusal::Unnumbered));
+        }
         let body = Limited::new(response.into_body(), REPLY_MAX).collect().await;
         let body = body.map_err(|error| chain(&*error))?.to_bytes();
         if status != StatusCode::OK {
@@ -134,8 +141,8 @@ pub(crate) async fn open(
     })
 }
 
-fn http_request(producer: ProducerId, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
-    let request = Request::post(format!("https://{NAME}{COMMIT_PATH}"))
+fn http_request(producer: ProducerId, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, String> {
+    let request = Request::post(format!("https://{NAME}{path}"))
         .header(CONTENT_TYPE, CONTENT)
         .header(PRODUCER, producer.to_string());
     request.body(Full::new(body)).map_err(|error| error.to_string())

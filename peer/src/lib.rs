@@ -28,8 +28,8 @@ pub mod foreign {
     use millpond_producer::{PeerAnswer, PeerRequest};
     use rustls::pki_types::ServerName;
     use tokio::net::TcpStream;
-    use tokio_rustls::TlsConnector;
     use tokio_rustls::client::TlsStream;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use crate::{Identity, NAME, server, tls, wire};
 
@@ -45,6 +45,18 @@ pub mod foreign {
         let config = tls::client(identity, expected).map_err(std::io::Error::other)?;
         let name = ServerName::try_from(NAME).map_err(std::io::Error::other)?;
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    }
+
+    /// The TLS part of a connection from anybody with a certificate.
+    ///
+    /// # Errors
+    /// The handshake fails.
+    pub async fn accept(
+        identity: &Identity,
+        stream: TcpStream,
+    ) -> std::io::Result<tokio_rustls::server::TlsStream<TcpStream>> {
+        let config = tls::server(identity).map_err(std::io::Error::other)?;
+        TlsAcceptor::from(Arc::new(config)).accept(stream).await
     }
 
     /// The memory that a server reserves before it decodes a request; `None` for one that it refuses.
@@ -76,6 +88,9 @@ pub mod foreign {
 
 /// The path for producers.
 const COMMIT_PATH: &str = "/v1/commit";
+
+/// The path for requests with clients that number them. A version without it would append their records and forget the clients.
+const NUMBERED_PATH: &str = "/v1/commit-numbered";
 
 /// The path for consumers.
 const WATCH_PATH: &str = "/v1/watch";

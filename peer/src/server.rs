@@ -28,7 +28,7 @@ use crate::identity::{Identity, fingerprint};
 use crate::tls;
 use crate::watch::{Place, Watches, within};
 use crate::wire::{WireError, decode_request, elements, encode_reply};
-use crate::{COMMIT_PATH, WATCH_PATH};
+use crate::{COMMIT_PATH, NUMBERED_PATH, WATCH_PATH};
 
 /// The header that names the producer that asks, as a UUID.
 pub(crate) const PRODUCER: &str = "millpond-producer";
@@ -264,7 +264,7 @@ impl Service {
     async fn answer(&self, request: Request<Incoming>, visit: &Visit) -> Response<Full<Bytes>> {
         let path = (request.method() == Method::POST).then(|| request.uri().path());
         let answered = match path {
-            Some(COMMIT_PATH) => {
+            Some(COMMIT_PATH | NUMBERED_PATH) => {
                 let answer = self.commit(request, visit).await;
                 answer.map(|answer| encode_reply(&answer))
             }
@@ -274,7 +274,7 @@ impl Service {
                 answer.map(|manifest| within(self.config.patience, manifest, &visit.slow))
             }
             _ => {
-                let reason = format!("only POST {COMMIT_PATH} and POST {WATCH_PATH} are here");
+                let reason = format!("only POST {COMMIT_PATH}, {NUMBERED_PATH} and {WATCH_PATH} are here");
                 Err((StatusCode::NOT_FOUND, reason))
             }
         };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use millpond_manifest::{NewPart, NewSegment, ProducerId};
+use millpond_manifest::{ClientClaim, ClientId, NewPart, NewSegment, Numbers, ProducerId};
 use millpond_producer::{Closes, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Records, StreamBlock};
 use millpond_segment::{EncodedBlock, Encoding, Limits};
 use prost::Message;
@@ -35,6 +35,7 @@ pub(crate) fn encode_request(request: &PeerRequest) -> Bytes {
         number: request.number,
         blocks,
         segments,
+        clients: request.clients.iter().map(encode_client).collect(),
     };
     message.encode_to_vec().into()
 }
@@ -42,7 +43,7 @@ pub(crate) fn encode_request(request: &PeerRequest) -> Bytes {
 /// The field of a request that has messages with messages in them.
 const SEGMENTS: u64 = 4;
 
-/// Counts the blocks, segments and parts of a request, and more, without decoding it. Each takes memory, and as little as two
+/// Counts the blocks, segments, parts and clients of a request, and more, without decoding it. Each takes memory, and as little as two
 /// bytes here.
 pub(crate) fn elements(request: &[u8]) -> Result<usize, WireError> {
     elements_of(request, true)
@@ -93,6 +94,53 @@ pub(crate) fn decode_request(bytes: Bytes) -> Result<PeerRequest, WireError> {
         producer: ProducerId(sixteen("producer", &message.producer)?),
         number: message.number,
         records,
+        clients: message
+            .clients
+            .iter()
+            .map(decode_client)
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn encode_client(claim: &ClientClaim) -> proto::Client {
+    use proto::client::Numbers as Proto;
+    let numbers = match claim.numbers {
+        Numbers::Counted { number } => Some(Proto::Counted(number)),
+        Numbers::Sequence { epoch, first, count } => Some(Proto::Sequence(proto::Sequence {
+            epoch: epoch.into(),
+            first,
+            count,
+        })),
+        Numbers::Once => Some(Proto::Once(proto::Once {})),
+        // No other producer commits the offsets of a partition: the leader refuses them.
+        Numbers::Offsets { .. } => None,
+    };
+    proto::Client {
+        id: Bytes::copy_from_slice(&claim.client.0),
+        checksum: claim.checksum,
+        segment: u32::try_from(claim.segment).unwrap_or(u32::MAX),
+        numbers,
+    }
+}
+
+fn decode_client(message: &proto::Client) -> Result<ClientClaim, WireError> {
+    use proto::client::Numbers as Proto;
+    let numbers = match message.numbers {
+        Some(Proto::Counted(number)) => Numbers::Counted { number },
+        Some(Proto::Sequence(proto::Sequence { epoch, first, count })) => Numbers::Sequence {
+            epoch: u16::try_from(epoch).map_err(|_| content(format!("epoch {epoch} is over 65535")))?,
+            first,
+            count,
+        },
+        Some(Proto::Once(proto::Once {})) => Numbers::Once,
+        None => return Err(content("a client has no numbers")),
+    };
+    Ok(ClientClaim {
+        client: ClientId(sixteen("client", &message.id)?),
+        numbers,
+        checksum: message.checksum,
+        segment: usize::try_from(message.segment).unwrap_or(usize::MAX),
+        source: None,
     })
 }
 
@@ -250,6 +298,9 @@ fn encode_refusal(refusal: &PeerRefusal) -> (proto::refused::Reason, String) {
         PeerRefusal::HeldUp(why) => (Reason::HeldUp, why.clone()),
         PeerRefusal::Busy => (Reason::Busy, none()),
         PeerRefusal::NotCommitted(why) => (Reason::NotCommitted, why.clone()),
+        PeerRefusal::Client => (Reason::Client, none()),
+        // A version that does not know numbered requests has no path for them, and sends nothing.
+        PeerRefusal::Unnumbered => (Reason::Invalid, refusal.to_string()),
         PeerRefusal::Invalid(why) => (Reason::Invalid, why.clone()),
     }
 }
@@ -265,6 +316,7 @@ fn decode_refusal(refused: proto::Refused) -> PeerRefusal {
         Reason::HeldUp => PeerRefusal::HeldUp(message),
         Reason::Busy => PeerRefusal::Busy,
         Reason::NotCommitted => PeerRefusal::NotCommitted(message),
+        Reason::Client => PeerRefusal::Client,
         Reason::Invalid | Reason::Unspecified => PeerRefusal::Invalid(message),
     }
 }
@@ -294,15 +346,76 @@ mod tests {
                 size: 9,
                 parts: vec![part.clone(), part],
             }]),
+            clients: clients(),
         })
+    }
+
+    fn clients() -> Vec<ClientClaim> {
+        let sequence = Numbers::Sequence {
+            epoch: u16::MAX,
+            first: 8,
+            count: 9,
+        };
+        let all = [Numbers::Counted { number: 0 }, sequence, Numbers::Once];
+        let claim = |(segment, numbers)| ClientClaim {
+            client: ClientId([5; 16]),
+            numbers,
+            checksum: 1 << 31,
+            segment,
+            source: None,
+        };
+        all.into_iter().enumerate().map(claim).collect()
     }
 
     #[test]
     fn every_part_counts() {
-        // The producer, the segment, its name and its parts.
-        assert_eq!(elements(&delegated()).unwrap(), 5);
+        // The producer, the segment, its name and its parts, and the clients.
+        assert_eq!(elements(&delegated()).unwrap(), 8);
         let tiny = [26, 0].repeat(1_000);
         assert_eq!(elements(&tiny).unwrap(), 1_000);
+    }
+
+    #[test]
+    fn clients_keep_their_numbers() {
+        assert_eq!(decode_request(delegated()).unwrap().clients, clients());
+    }
+
+    #[test]
+    fn clients_without_a_valid_number_are_refused() {
+        let client = encode_client(&clients()[1]);
+        let offsets = ClientClaim {
+            numbers: Numbers::Offsets {
+                incarnation: 1,
+                from: 2,
+                to: 3,
+            },
+            ..clients().remove(0)
+        };
+        let large = proto::Sequence {
+            epoch: 1 << 16,
+            first: 0,
+            count: 1,
+        };
+        for (wrong, reason) in [
+            (encode_client(&offsets), "no numbers"),
+            (
+                proto::Client {
+                    numbers: Some(proto::client::Numbers::Sequence(large)),
+                    ..client.clone()
+                },
+                "over 65535",
+            ),
+            (
+                proto::Client {
+                    id: Bytes::from_static(b"short"),
+                    ..client
+                },
+                "5 bytes instead of 16",
+            ),
+        ] {
+            let refused = decode_client(&wrong).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{refused}");
+        }
     }
 
     #[test]

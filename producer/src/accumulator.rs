@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::clients::Caller;
+use crate::clients::{CLIENTS_FORWARD_MAX, Caller};
 use crate::early_close::EarlyClose;
 use crate::encoder::Encoders;
 use crate::flow::Flow;
@@ -160,7 +160,10 @@ impl Accumulator {
         let due = open.first_at + self.config.linger;
         self.lead.guest(now, due, self.config.linger);
         open.add_guest(guest, reservation);
-        if open.compressed_len >= self.config.segment_bytes || open.raw_len >= self.config.segment_raw_bytes {
+        let is_full = open.compressed_len >= self.config.segment_bytes
+            || open.raw_len >= self.config.segment_raw_bytes
+            || open.clients_of_others() >= CLIENTS_FORWARD_MAX;
+        if is_full {
             self.close_open();
         }
     }
@@ -221,7 +224,9 @@ impl Accumulator {
             Some(Ok(work)) if work.is_empty() => {
                 self.uploaders.skip(number);
             }
-            Some(Ok(work)) if work.may_be_forwarded() && self.lead.keeps(work.encoded.size) => {
+            Some(Ok(work))
+                if work.may_be_forwarded() && self.lead.keeps(work.encoded.size, work.is_numbered()) =>
+            {
                 self.uploaders.keep(work);
             }
             Some(Ok(work)) => self.uploaders.upload(work),

@@ -12,6 +12,9 @@ use crate::{AppendError, Committed};
 /// The memory of a held request beside its payload and its waiter, in bytes.
 pub(crate) const CLIENT_BYTES: usize = 256;
 
+/// The maximum number of numbered requests that another producer commits under one number.
+pub(crate) const CLIENTS_FORWARD_MAX: usize = 4_096;
+
 /// A client's number for an append.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Numbered {
@@ -105,6 +108,11 @@ impl ClientTicket {
             segment,
             source: source.clone(),
         }
+    }
+
+    /// Returns true if it is of a bridge.
+    pub(crate) fn is_of_source(&self) -> bool {
+        matches!(self.numbered.numbers, Numbers::Offsets { .. })
     }
 
     /// Tells everybody who sent the request.

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use millpond_manifest::manifest::{ProducerRow, Unusable, UnusableClient};
 use millpond_manifest::{
-    Claim, ClaimRefusal, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Manifest, Numbers,
-    ProducerId, Snapshot,
+    Claim, ClaimRefusal, ClientClaim, ClientId, ClientRefusal, Commit, CommitRefusal, Fingerprint, Manifest,
+    Numbers, ProducerId, Snapshot,
 };
 use millpond_storage::Version;
 use ulid::Ulid;
@@ -223,6 +223,17 @@ impl<S: Found> Commits<S> {
     /// Returns true if [`forward`](Self::forward) has a number. A restored manifest may lack what this producer has sent.
     pub fn may_forward(&self) -> bool {
         self.registered && self.restored_from.is_none() && matches!(self.unresolved, Unresolved::Nothing)
+    }
+
+    /// Returns true if the manifest, as far as it is known, refuses one of these clients for good.
+    pub fn refuses_for_good(&self, clients: &[ClientClaim], now_ms: u64) -> bool {
+        let checked = self.manifest().map(|state| state.check_clients(clients, now_ms));
+        let Some(Err(unusable)) = checked else {
+            return false;
+        };
+        unusable
+            .iter()
+            .any(|it| is_for_good(&clients[it.place], &it.reason))
     }
 
     /// Reports, between two steps, another producer's answer that this number is in the log. Returns false if the number
@@ -620,35 +631,16 @@ impl<S: Found> Commits<S> {
     ) -> Next<S::Version> {
         let is_settled = |it: &UnusableClient| {
             let claim = &group.clients[it.place];
-            let is_asked = self.asked_clients.contains(&request(group, it.place));
-            match it.reason {
-                ClientRefusal::Gap { .. }
-                | ClientRefusal::Unknown
-                | ClientRefusal::Full
-                | ClientRefusal::Position { .. }
-                | ClientRefusal::SetAnew => is_asked,
-                // Sequence numbers start again at 0: to a row that is far behind, new ones look like old ones.
-                ClientRefusal::Repeated { .. } | ClientRefusal::Overlaps => {
-                    is_asked || !matches!(claim.numbers, Numbers::Sequence { .. })
-                }
-                ClientRefusal::Reused | ClientRefusal::Fenced { .. } | ClientRefusal::Invalid(_) => true,
-            }
+            is_for_good(claim, &it.reason) || self.asked_clients.contains(&request(group, it.place))
         };
         let settled = unusable.into_iter().filter(is_settled);
         let (own, held): (Vec<_>, Vec<_>) = settled.partition(|it| group.holder(it.place).is_none());
-        if !own.is_empty() {
-            if self.forwarded {
-                return self.spend(found, now_ms, draw);
-            }
-            return Next::Settle(Settlement {
-                own: None,
-                held: Vec::new(),
-                clients: own.into_iter().map(|it| (it.place, it.reason)).collect(),
-            });
+        if self.forwarded && !own.is_empty() {
+            return self.spend(found, now_ms, draw);
         }
         // A number of another producer belongs to exactly its records, so all of them leave the group.
         let holders: BTreeSet<usize> = held.iter().filter_map(|it| group.holder(it.place)).collect();
-        if holders.is_empty() {
+        if own.is_empty() && holders.is_empty() {
             return Next::Read;
         }
         Next::Settle(Settlement {
@@ -657,7 +649,7 @@ impl<S: Found> Commits<S> {
                 .into_iter()
                 .map(|place| (place, Verdict::Client))
                 .collect(),
-            clients: Vec::new(),
+            clients: own.into_iter().map(|it| (it.place, it.reason)).collect(),
         })
     }
 
@@ -782,6 +774,22 @@ impl<S: Found> Commits<S> {
             in_doubt: true,
             contradicted: true,
         })
+    }
+}
+
+/// Returns true if a state that was read before the request arrived may refuse it, because no later one takes it.
+fn is_for_good(claim: &ClientClaim, refusal: &ClientRefusal) -> bool {
+    match refusal {
+        ClientRefusal::Reused | ClientRefusal::Fenced { .. } | ClientRefusal::Invalid(_) => true,
+        // Sequence numbers start again at 0: to a row that is far behind, new ones look like old ones.
+        ClientRefusal::Repeated { .. } | ClientRefusal::Overlaps => {
+            !matches!(claim.numbers, Numbers::Sequence { .. })
+        }
+        ClientRefusal::Gap { .. }
+        | ClientRefusal::Unknown
+        | ClientRefusal::Full
+        | ClientRefusal::Position { .. }
+        | ClientRefusal::SetAnew => false,
     }
 }
 

@@ -7,7 +7,7 @@ mod outcome;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millpond_manifest::{Manifest, Object, ProducerId, Snapshot, Swap, cas, layout};
+use millpond_manifest::{ClientClaim, Manifest, Object, ProducerId, Snapshot, Swap, cas, layout};
 use millpond_runtime::{Backoff, Environment, Level};
 use millpond_storage::Version;
 use tokio::sync::mpsc;
@@ -16,6 +16,8 @@ use ulid::Ulid;
 use uuid::Uuid;
 
 use crate::Config;
+use crate::claims::claims_of;
+use crate::clients::CLIENTS_FORWARD_MAX;
 use crate::commit::{Answer, COMMIT_SEGMENTS_MAX, Commits, Draw, NewPage, News, Next};
 use crate::commit_delay::CommitDelay;
 use crate::election::Election;
@@ -58,6 +60,9 @@ impl Draw for &dyn Environment {
 /// The maximum number of segments of one request of another producer.
 pub(crate) const FOREIGN_SEGMENTS_MAX: usize = 64;
 
+/// With more numbered requests of others, no further segments of them join a group.
+const OTHERS_CLIENTS_MAX: usize = 4 * CLIENTS_FORWARD_MAX;
+
 /// Others make a producer read the manifest at most this often.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -91,6 +96,10 @@ pub(crate) struct Committer {
     looked_at: Option<Duration>,
     /// The zstd level of blocks that lose records of clients.
     compression_level: i32,
+    /// The leader refused a client of the group, or its number is about to be spent: no leader is asked for it again.
+    pub(crate) keeps_group: bool,
+    /// The leader of this term does not know numbered requests.
+    pub(crate) unnumbered_term: Option<u64>,
 }
 
 /// The result of a step.
@@ -99,7 +108,7 @@ pub(crate) enum Progress {
     Committed,
     /// The next step can follow at once.
     Made,
-    /// Requests of clients have left the group, and the next step can follow at once.
+    /// Requests of clients have left the group, or are about to, and the next step can follow at once.
     Settled,
     /// The store did not perform the step: repeat it after a wait.
     HeldUp,
@@ -142,6 +151,8 @@ impl Committer {
             began: Instant::now(),
             looked_at: None,
             compression_level: config.compression_level,
+            keeps_group: false,
+            unnumbered_term: None,
         }
     }
 
@@ -224,7 +235,8 @@ impl Committer {
         }
         let leader = self.leader_to_ask();
         let keep_below = self.peering.as_ref().map(|peering| peering.forward_below);
-        self.lead.follow(keep_below.filter(|_| leader.is_some()));
+        let keep_below = keep_below.filter(|_| leader.is_some());
+        self.lead.follow(keep_below, self.takes_numbered());
         let (Some(leader), true) = (leader, members.is_empty()) else {
             return false;
         };
@@ -263,32 +275,56 @@ impl Committer {
         match self.waiting.get(&self.next_number)? {
             // Between two segments of the leader. Sent at once, they would be in flight when the next ones are ready, which would
             // then miss their segment, and so on.
-            Arrival::Kept(_) => Some((self.lead.send_at(Instant::now())?, true)),
+            Arrival::Kept(work) if self.is_for_leader(work) => {
+                Some((self.lead.send_at(Instant::now())?, true))
+            }
             // Segments that filled before the end of their linger share a request, as they would share a commit.
             Arrival::Uploaded(first) => Some((self.commit_delay.wait_until(first.commit_by)?, false)),
-            Arrival::Skipped(_) => None,
+            Arrival::Kept(_) | Arrival::Skipped(_) => None,
         }
     }
 
-    /// Takes the segments that are next in order, without blocks of others.
+    /// Takes the segments that are next in order and that the leader may commit.
     fn next_batch(&mut self) -> Batch {
         let mut batch = Batch::default();
         while batch.len() < FOREIGN_SEGMENTS_MAX {
+            let is_next = match self.waiting.get(&self.next_number) {
+                Some(Arrival::Kept(work) | Arrival::Uploaded(UploadedWork { work, .. })) => {
+                    self.is_for_leader(work)
+                        && batch.has_room_for(work)
+                        && !self.refuses_for_good(&claims_of([work].into_iter()))
+                }
+                Some(Arrival::Skipped(_)) => true,
+                None => false,
+            };
+            if !is_next {
+                break;
+            }
             match self.waiting.remove(&self.next_number) {
                 Some(Arrival::Kept(work)) => batch.push_kept(work),
-                Some(Arrival::Uploaded(uploaded)) if uploaded.work.may_be_forwarded() => {
-                    batch.push_uploaded(uploaded);
-                }
-                Some(Arrival::Skipped(_)) => {}
-                Some(other) => {
-                    self.waiting.insert(self.next_number, other);
-                    break;
-                }
-                None => break,
+                Some(Arrival::Uploaded(uploaded)) => batch.push_uploaded(uploaded),
+                Some(Arrival::Skipped(_)) | None => {}
             }
             self.next_number += 1;
         }
         batch
+    }
+
+    /// Returns true if the leader knows numbered requests, as far as this producer can tell.
+    pub(crate) fn takes_numbered(&self) -> bool {
+        let leader = self.election.leader();
+        leader.is_none_or(|leader| self.unnumbered_term != Some(leader.term))
+    }
+
+    fn is_for_leader(&self, work: &EncodedWork) -> bool {
+        work.may_be_forwarded() && (self.takes_numbered() || !work.is_numbered())
+    }
+
+    /// Returns true if the log, as far as this producer knows it, never takes one of these requests. The leader could then commit
+    /// nothing that is sent with it.
+    pub(crate) fn refuses_for_good(&self, clients: &[ClientClaim]) -> bool {
+        let now_ms = self.upload.environment.now_ms();
+        !clients.is_empty() && self.commits.refuses_for_good(clients, now_ms)
     }
 
     /// Uploads what was kept.
@@ -332,6 +368,7 @@ impl Committer {
         }
         members.works.extend(self.upload_all(batch).await);
         while members.len() + FOREIGN_SEGMENTS_MAX <= COMMIT_SEGMENTS_MAX
+            && members.clients_of_others() < OTHERS_CLIENTS_MAX
             && let Ok(foreign) = foreign.try_recv()
         {
             members.foreign.push(foreign);
@@ -381,7 +418,7 @@ impl Committer {
         self.turns.begin();
         self.lost_race = false;
         // Each segment that joins may bring requests that have to leave it, which takes an upload. The others do not wait for
-        // all that arrive meanwhile.
+        // all that arrive meanwhile, also after a lost race.
         let mut is_settling = false;
         let mut has_lost = false;
         while !members.is_empty() {
@@ -399,6 +436,7 @@ impl Committer {
                 Progress::Committed => {
                     is_settling = false;
                     self.answered();
+                    members.answer_refused();
                     self.upload
                         .metrics
                         .commit_seconds
@@ -410,6 +448,7 @@ impl Committer {
                     self.turns.held_up();
                     self.trace_attempt(members);
                     self.trace_failure(members);
+                    members.answer_refused();
                     backoff.pause(&*self.upload.environment).await;
                 }
                 Progress::LostRace => {
@@ -420,13 +459,15 @@ impl Committer {
                     self.trace_failure(members);
                     self.lost_race = true;
                     has_lost = true;
-                    is_settling = false;
                     if !self.election.leads(self.commits.producer()) {
+                        members.answer_refused();
                         races.pause(&*self.upload.environment).await;
                     }
                 }
             }
         }
+        members.answer_refused();
+        self.keeps_group = false;
         // Nothing waits for the store any more, whoever committed the group.
         self.upload.readiness.goes_on(COMMIT);
     }
@@ -477,6 +518,8 @@ impl Committer {
             Next::StorePage(page) => self.store_page(page).await,
             Next::Swap(swap) => {
                 let began = Instant::now();
+                let spends = swap.attempt.is_none() && self.commits.is_registered();
+                self.keeps_group |= spends;
                 let (answer, progress) = self.swap(swap.expected, *swap.next).await;
                 if !matches!(answer, Answer::Unknown) {
                     self.turns.took(self.read_took + began.elapsed());
@@ -498,14 +541,17 @@ impl Committer {
                 tracing::info!("registered as producer {producer} in shard {shard}");
                 Progress::Made
             }
-            Next::Spent => Progress::Made,
-            Next::Settle(settlement) if !settlement.clients.is_empty() => {
-                self.settle_clients(members, &described, settlement.clients).await;
+            Next::Spent => {
+                self.upload.metrics.numbers_spent.inc();
+                Progress::Settled
+            }
+            Next::Settle(settlement) if settlement.refuses_clients() => {
+                self.settle(members, &described, settlement).await;
                 Progress::Settled
             }
             Next::Settle(settlement) => {
                 self.upload.metrics.commits_found.inc();
-                self.settle(members, &described, &settlement).await;
+                self.settle(members, &described, settlement).await;
                 Progress::Committed
             }
             Next::UploadAgain { places, floor_ms } => {

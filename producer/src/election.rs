@@ -145,6 +145,13 @@ impl Election {
     pub fn served(&mut self, term: u64, interval: Duration) {
         if let Some(seen) = self.of(term) {
             seen.interval = interval;
+        }
+        self.lives(term);
+    }
+
+    /// Records that the leader of this term refused a request because of what is in it: it lives, and serves others.
+    pub fn lives(&mut self, term: u64) {
+        if let Some(seen) = self.of(term) {
             seen.failures = 0;
             seen.avoid_until = Duration::ZERO;
         }

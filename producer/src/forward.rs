@@ -4,9 +4,11 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use millpond_manifest::NewSegment;
+use millpond_manifest::{ClientClaim, NewSegment};
 use tokio::time::{Instant, timeout};
 
+use crate::claims::claims_of;
+use crate::clients::CLIENTS_FORWARD_MAX;
 use crate::committer::Committer;
 use crate::election::Failure;
 use crate::peers::{LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Records};
@@ -70,6 +72,18 @@ impl Batch {
         join_all(all).await
     }
 
+    /// Returns true if a request has room for the numbered requests of another segment.
+    pub(crate) fn has_room_for(&self, work: &EncodedWork) -> bool {
+        let numbered = self.works().map(|work| work.clients.len()).sum::<usize>();
+        numbered + work.clients.len() <= CLIENTS_FORWARD_MAX
+    }
+
+    fn works(&self) -> impl Iterator<Item = &EncodedWork> {
+        self.0.iter().map(|item| match item {
+            Item::Kept(work) | Item::Uploaded(UploadedWork { work, .. }) => work,
+        })
+    }
+
     fn into_works(self) -> impl Iterator<Item = EncodedWork> {
         self.0.into_iter().map(|item| match item {
             Item::Kept(work) | Item::Uploaded(UploadedWork { work, .. }) => work,
@@ -92,6 +106,16 @@ impl Batch {
         }
         let segments: Option<Vec<NewSegment>> = self.0.iter().map(uploaded).collect();
         segments.map(Records::Segments)
+    }
+
+    /// The numbered requests, for these records.
+    fn clients(&self, records: &Records) -> Vec<ClientClaim> {
+        let mut clients = claims_of(self.works());
+        if let Records::Blocks(_) = records {
+            // The leader puts all blocks into one segment.
+            clients.iter_mut().for_each(|claim| claim.segment = 0);
+        }
+        clients
     }
 }
 
@@ -131,7 +155,8 @@ impl Committer {
             return Some(batch);
         };
         let is_appended = matches!(records, Records::Blocks(_));
-        match self.ask(&leader, records).await {
+        let clients = batch.clients(&records);
+        match self.ask(&leader, records, clients).await {
             Some(commit) => {
                 self.landed_elsewhere(batch, commit.first_sequence, is_appended);
                 None
@@ -142,13 +167,19 @@ impl Committer {
 
     /// Asks the leader to commit these records under the next number. Returns its answer if they are in the log. Otherwise they
     /// may or may not be, now or later.
-    pub(crate) async fn ask(&mut self, leader: &Asked, records: Records) -> Option<PeerCommit> {
+    pub(crate) async fn ask(
+        &mut self,
+        leader: &Asked,
+        records: Records,
+        clients: Vec<ClientClaim>,
+    ) -> Option<PeerCommit> {
         let peering = self.peering.clone()?;
         let number = self.commits.forward()?;
         let request = PeerRequest {
             producer: self.commits.producer(),
             number,
             records,
+            clients,
         };
         let answer = timeout(ASK_MAX, peering.peers.ask(&leader.address, request)).await;
         let failure = match &answer {
@@ -164,6 +195,10 @@ impl Committer {
                 return Some(commit);
             }
             Ok(Ok(PeerAnswer::Committed(_))) => ("stale", "it answered for another number".to_owned()),
+            Ok(Ok(PeerAnswer::Refused(refusal @ (PeerRefusal::Client | PeerRefusal::Unnumbered)))) => {
+                self.refused_for_clients(leader, &refusal);
+                return None;
+            }
             Ok(Ok(PeerAnswer::Refused(refusal))) => {
                 if refusal == PeerRefusal::Leaving {
                     self.election.is_leaving(leader.term);
@@ -176,11 +211,29 @@ impl Committer {
         self.election.failed(leader.term, failure, self.elapsed());
         // Its answer may say that the known manifest is old.
         self.commits.doubt_known();
-        self.lead.follow(None);
+        self.lead.follow(None, false);
         self.upload.metrics.fallback(kind);
         let address = &leader.address.address;
         tracing::warn!("the leader at {address} did not commit: {reason}; committing without it");
         None
+    }
+
+    /// The leader does not take clients of a request, and serves other requests.
+    fn refused_for_clients(&mut self, leader: &Asked, refusal: &PeerRefusal) {
+        self.election.lives(leader.term);
+        // The leader has read a state that refuses the client, or has one of others.
+        self.commits.doubt_known();
+        self.upload.metrics.fallback(kind(refusal));
+        let address = &leader.address.address;
+        if *refusal == PeerRefusal::Unnumbered {
+            self.unnumbered_term = Some(leader.term);
+            tracing::info!(
+                "the leader at {address} is of a version that does not know numbered requests: committing them without it"
+            );
+        } else {
+            self.keeps_group = true;
+            tracing::debug!("the leader at {address} did not commit: {refusal}; committing without it");
+        }
     }
 
     fn landed_elsewhere(&self, batch: Batch, first_sequence: u64, is_appended: bool) {
@@ -198,7 +251,7 @@ impl Committer {
 }
 
 /// Why a leader did not commit: the labels of the metric.
-pub(crate) const REASONS: [&str; 9] = [
+pub(crate) const REASONS: [&str; 11] = [
     "unreachable",
     "stale",
     "not_leading",
@@ -207,6 +260,8 @@ pub(crate) const REASONS: [&str; 9] = [
     "held_up",
     "busy",
     "not_committed",
+    "client",
+    "unnumbered",
     "invalid",
 ];
 
@@ -219,6 +274,8 @@ fn kind(refusal: &PeerRefusal) -> &'static str {
         PeerRefusal::HeldUp(_) => "held_up",
         PeerRefusal::Busy => "busy",
         PeerRefusal::NotCommitted(_) => "not_committed",
+        PeerRefusal::Client => "client",
+        PeerRefusal::Unnumbered => "unnumbered",
         PeerRefusal::Invalid(_) => "invalid",
     }
 }

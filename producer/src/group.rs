@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use millpond_manifest::{Claim, ClientClaim, ClientId, NewSegment, Numbers};
+use millpond_manifest::{Claim, ClientClaim, NewSegment};
 
+use crate::claims::{self, Judged, Whose};
+use crate::clients::CLIENTS_FORWARD_MAX;
 use crate::commit::{Group, Verdict};
 use crate::lead::{Foreign, Lead, Outcome, Ticket};
 use crate::peers::{PeerCommit, PeerRefusal};
@@ -16,6 +18,9 @@ pub(crate) struct Members {
     pub(crate) works: Vec<UploadedWork>,
     /// Segments that others uploaded. They follow the works.
     pub(crate) foreign: Vec<Foreign>,
+    /// Those whose claim left the group because of a client. They hear of it after the next swap: they commit for themselves then,
+    /// and would race with it.
+    refused: Vec<Ticket>,
 }
 
 /// What a commit consists of. It does not change while an attempt is unresolved.
@@ -26,8 +31,9 @@ pub(crate) struct Described {
     /// Whose claim each of `held` is.
     places: Vec<Place>,
     clients: Vec<ClientClaim>,
-    /// The work of each of `clients`, and its place there.
-    client_places: Vec<(usize, usize)>,
+    /// Whose records each of `clients` belongs to, and the held claim if it is of one.
+    whose: Vec<Whose>,
+    holders: Vec<Option<usize>>,
 }
 
 /// The place of another producer's claim.
@@ -46,14 +52,16 @@ impl Described {
             own: self.own,
             held: &self.held,
             clients: &self.clients,
-            // Requests of others have no clients.
-            holders: &[],
+            holders: &self.holders,
         }
     }
 
-    /// The work of a client, and its place there.
+    /// The work of one of this producer's clients, and its place there.
     pub(crate) fn client(&self, place: usize) -> Option<(usize, usize)> {
-        self.client_places.get(place).copied()
+        match self.whose.get(place)? {
+            &Whose::Own { work, place } => Some((work, place)),
+            Whose::Held(_) => None,
+        }
     }
 }
 
@@ -68,9 +76,30 @@ impl Members {
         self.works.len() + foreign.sum::<usize>()
     }
 
-    /// Returns true if another producer may commit all of it: nothing is another producer's or a numbered client's.
-    pub(crate) fn are_own(&self) -> bool {
-        self.foreign.is_empty() && self.works.iter().all(|it| it.work.may_be_forwarded())
+    /// Returns true if another producer may commit all of it: nothing is another producer's or a bridge's.
+    pub(crate) fn may_be_forwarded(&self) -> bool {
+        let numbered = self.works.iter().map(|it| it.work.clients.len()).sum::<usize>();
+        let is_own = self.foreign.is_empty() && self.works.iter().all(|it| it.work.may_be_forwarded());
+        is_own && numbered <= CLIENTS_FORWARD_MAX
+    }
+
+    /// Returns true if it has requests of this producer's clients that number them.
+    pub(crate) fn are_numbered(&self) -> bool {
+        self.works.iter().any(|it| it.work.is_numbered())
+    }
+
+    /// The number of numbered requests of other producers.
+    pub(crate) fn clients_of_others(&self) -> usize {
+        let guests = self.works.iter().flat_map(|it| &it.work.guests);
+        let foreign = self.foreign.iter().map(|foreign| foreign.clients.len());
+        guests.map(|guest| guest.clients.len()).chain(foreign).sum()
+    }
+
+    /// Tells other producers whose claims left the group because of a client.
+    pub(crate) fn answer_refused(&mut self) {
+        for ticket in self.refused.drain(..) {
+            ticket.answer(&Err(PeerRefusal::Client));
+        }
     }
 
     /// Describes the commit. Moves works with own records to the front: one claim covers them.
@@ -79,46 +108,42 @@ impl Members {
         let own = self.works.iter().filter(|uploaded| has_own(uploaded)).count();
         let mut segments: Vec<NewSegment> = self.works.iter().map(UploadedWork::describe).collect();
         let (mut held, mut places) = (Vec::new(), Vec::new());
-        let mut hold = |ticket: &Ticket, at: Range<usize>, place| {
+        let mut clients = claims::own(self.works.iter().map(|uploaded| &uploaded.work));
+        let mut hold = |ticket: &Ticket, of: &[ClientClaim], at: Range<usize>, place| {
+            clients.extend(of.iter().map(|claim| Judged {
+                claim: ClientClaim {
+                    segment: at.start + claim.segment,
+                    ..claim.clone()
+                },
+                whose: Whose::Held(held.len()),
+            }));
             held.push(Claim::one(ticket.producer, ticket.number, at));
             places.push(place);
         };
         for (at, uploaded) in self.works.iter().enumerate() {
             for (place, guest) in uploaded.work.guests.iter().enumerate() {
-                hold(&guest.ticket, at..at + 1, Place::Guest(at, place));
+                hold(&guest.ticket, &guest.clients, at..at + 1, Place::Guest(at, place));
             }
         }
         for (place, foreign) in self.foreign.iter().enumerate() {
             let at = segments.len()..segments.len() + foreign.segments.len();
-            hold(&foreign.ticket, at, Place::Foreign(place));
+            hold(&foreign.ticket, &foreign.clients, at, Place::Foreign(place));
             segments.extend(foreign.segments.iter().cloned());
         }
-        let (clients, client_places) = self.clients();
+        claims::sort(&mut clients);
+        let holder = |it: &Judged| match it.whose {
+            Whose::Own { .. } => None,
+            Whose::Held(held) => Some(held),
+        };
         Described {
             segments,
             own,
             held,
             places,
-            clients,
-            client_places,
+            holders: clients.iter().map(holder).collect(),
+            whose: clients.iter().map(|it| it.whose).collect(),
+            clients: clients.into_iter().map(|it| it.claim).collect(),
         }
-    }
-
-    /// The numbered requests, each client's in the order of its numbers: a client that has several requests in flight may
-    /// see them overtake each other. Kafka's sequence numbers start again at 0, and its requests keep their order. So do the
-    /// offsets of a partition, whichever bridge read them: the log has records in the order in which they were judged.
-    fn clients(&self) -> (Vec<ClientClaim>, Vec<(usize, usize)>) {
-        let mut all: Vec<(ClientClaim, (usize, usize))> = Vec::new();
-        for (at, uploaded) in self.works.iter().enumerate() {
-            let of_work = uploaded.work.clients.iter().enumerate();
-            all.extend(of_work.map(|(place, client)| (client.ticket.claim(at), (at, place))));
-        }
-        all.sort_by_key(|(claim, _)| match claim.numbers {
-            Numbers::Counted { number } => (claim.client, number),
-            Numbers::Sequence { .. } | Numbers::Once => (claim.client, 0),
-            Numbers::Offsets { .. } => (ClientId([0; 16]), 0),
-        });
-        all.into_iter().unzip()
     }
 
     /// Answers everybody who waits for the foreign segments, which are all in the log.
@@ -150,7 +175,10 @@ impl Members {
                 Some(&Place::Foreign(place)) => self.foreign.remove(place).ticket,
                 None => continue,
             };
-            ticket.answer(&outcome(*verdict, lead));
+            match verdict {
+                Verdict::Client => self.refused.push(ticket),
+                verdict => ticket.answer(&outcome(*verdict, lead)),
+            }
         }
         changed
     }
@@ -218,10 +246,7 @@ fn outcome(verdict: Verdict, lead: &Lead) -> Outcome {
             let reason = "the producer has spent the number without its records".to_owned();
             Err(PeerRefusal::Invalid(reason))
         }
-        Verdict::Client => {
-            let reason = "the log does not take a client's request in it".to_owned();
-            Err(PeerRefusal::NotCommitted(reason))
-        }
+        Verdict::Client => Err(PeerRefusal::Client),
         Verdict::Forgotten => Err(PeerRefusal::Invalid("the producer is not registered".to_owned())),
         Verdict::Invalid => Err(PeerRefusal::Invalid("the claim is not valid".to_owned())),
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use crate::claims::claims_of;
 use crate::committer::{Committer, FOREIGN_SEGMENTS_MAX, Progress};
 use crate::group::Members;
 use crate::peers::Records;
@@ -25,7 +26,11 @@ impl Committer {
             return false;
         };
         let segments = members.works.iter().map(UploadedWork::describe).collect();
-        let answer = self.ask(&leader, Records::Segments(segments)).await;
+        let clients = claims_of(members.works.iter().map(|uploaded| &uploaded.work));
+        if self.refuses_for_good(&clients) {
+            return false;
+        }
+        let answer = self.ask(&leader, Records::Segments(segments), clients).await;
         let Some(commit) = answer else { return true };
         for (sequence, uploaded) in (commit.first_sequence..).zip(members.works.drain(..)) {
             self.upload
@@ -37,13 +42,18 @@ impl Committer {
         true
     }
 
-    /// Returns true if another producer may commit the group: nothing of it may have landed yet, and all of it is this
-    /// producer's alone. If its records were sent before, the leader may have put them into one segment, so that it could not
+    /// Returns true if another producer may commit the group: nothing of it may have landed yet, all of it is this producer's alone,
+    /// and no leader has refused a client in it. If its records were sent before, the leader may have put them into one segment, so that it could not
     /// tell the sequences of several.
     fn may_hand_over(&self, members: &Members) -> bool {
         let is_sent = !self.commits.may_grow();
         let most = if is_sent { 1 } else { FOREIGN_SEGMENTS_MAX };
-        self.commits.may_forward() && members.are_own() && (1..=most).contains(&members.works.len())
+        let takes_all = self.takes_numbered() || !members.are_numbered();
+        !self.keeps_group
+            && takes_all
+            && self.commits.may_forward()
+            && members.may_be_forwarded()
+            && (1..=most).contains(&members.works.len())
     }
 
     /// Waits after a lost race as long as others have waited longer. The leader waits for nobody: they may all wait for it.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use millpond_manifest::{Claim, Fingerprint, Manifest, NewSegment, ProducerId};
-use millpond_runtime::Budget;
+use millpond_manifest::{Claim, ClientClaim, Fingerprint, Manifest, NewSegment, ProducerId};
+use millpond_runtime::{Budget, Reservation};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
@@ -43,6 +43,8 @@ struct State {
     leads: bool,
     /// Smaller segments are not uploaded, because the leader takes their blocks. 0: no leader does.
     keep_below: u64,
+    /// The leader takes numbered requests, as far as is known.
+    takes_numbered: bool,
     /// The leader closes its segments so rarely that blocks would wait there for too long.
     is_leader_slow: bool,
     certificates: HashMap<ProducerId, Fingerprint>,
@@ -71,12 +73,20 @@ struct Held {
 pub(crate) struct Guest {
     pub(crate) ticket: Ticket,
     pub(crate) blocks: Vec<StreamBlock>,
+    pub(crate) clients: Vec<ClientClaim>,
 }
 
 /// Segments of another producer, which are in the store.
 pub(crate) struct Foreign {
     pub(crate) ticket: Ticket,
     pub(crate) segments: Vec<NewSegment>,
+    pub(crate) clients: Vec<ClientClaim>,
+    /// Kept until the commit.
+    #[expect(
+        dead_code,
+        reason = "it is held for what it pays for, and goes back when this is dropped"
+    )]
+    pub(crate) reservation: Reservation,
 }
 
 /// The duty to answer for a number of another producer. Dropped without an answer, it says that the records were given up.
@@ -184,19 +194,21 @@ impl Lead {
         self.look.notified().await;
     }
 
-    /// Takes note of the leader that the next segments are meant for: it takes the blocks of those below this size.
-    pub(crate) fn follow(&self, keep_below: Option<u64>) {
+    /// Takes note of the leader that the next segments are meant for: it takes the blocks of those below this size, and those with
+    /// numbered requests if `takes_numbered`.
+    pub(crate) fn follow(&self, keep_below: Option<u64>, takes_numbered: bool) {
         let mut state = self.state();
         state.keep_below = keep_below.unwrap_or(0);
+        state.takes_numbered = takes_numbered;
         if keep_below.is_none() {
             state.following = None;
         }
     }
 
     /// Returns true if a segment of this size need not be uploaded.
-    pub(crate) fn keeps(&self, size: u64) -> bool {
+    pub(crate) fn keeps(&self, size: u64, is_numbered: bool) -> bool {
         let state = self.state();
-        size < state.keep_below && !state.is_leader_slow
+        size < state.keep_below && !state.is_leader_slow && (state.takes_numbered || !is_numbered)
     }
 
     /// The certificate of a producer, as far as this one knows.

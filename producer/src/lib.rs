@@ -7,6 +7,7 @@
 
 mod accumulator;
 mod append;
+mod claims;
 mod clients;
 #[doc(hidden)]
 pub mod commit;

@@ -53,6 +53,7 @@ pub(crate) struct Metrics {
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
     pub(crate) commits_for_others: Counter,
+    pub(crate) numbers_spent: Counter,
     pub(crate) client_requests_settled: Family<ClientLabels, Counter>,
     pub(crate) watchers: Gauge,
     pub(crate) watch_answers: Counter,
@@ -88,6 +89,7 @@ impl Metrics {
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
             commits_for_others: Counter::default(),
+            numbers_spent: Counter::default(),
             client_requests_settled: Family::default(),
             watchers: Gauge::default(),
             watch_answers: Counter::default(),
@@ -184,6 +186,11 @@ impl Metrics {
             "commits_for_others",
             "Requests of other producers that this one committed",
             m.commits_for_others,
+        );
+        to.register(
+            "numbers_spent",
+            "Numbers used without records, because the log refused a request that was sent to the leader under them",
+            m.numbers_spent,
         );
         to.register(
             "client_requests_settled",

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millpond_manifest::{Fingerprint, NewSegment, ProducerId};
+use millpond_manifest::{ClientClaim, Fingerprint, NewSegment, ProducerId};
 use millpond_segment::{EncodedBlock, Encoding};
 
 /// How a producer takes part in shared commits.
@@ -53,6 +53,9 @@ pub struct PeerRequest {
     pub number: u64,
     /// Its records.
     pub records: Records,
+    /// The clients among them that number their requests, in the order in which they are judged. Their `segment` is an index of
+    /// [`Records::Segments`], or 0.
+    pub clients: Vec<ClientClaim>,
 }
 
 /// Where the records of a number are.
@@ -123,6 +126,12 @@ pub enum PeerRefusal {
     /// It gave the records up.
     #[error("not committed: {0}")]
     NotCommitted(String),
+    /// The log does not take a client's request as it is.
+    #[error("the log does not take a client's request in it")]
+    Client,
+    /// It does not commit requests of clients that number them.
+    #[error("this producer does not know numbered requests")]
+    Unnumbered,
     /// The request breaks a rule.
     #[error("refused: {0}")]
     Invalid(String),

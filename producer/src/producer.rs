@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_manifest::{Buffer, Cursor, Fingerprint, Object, ProducerId, ReadError, cas, layout};
+use millpond_manifest::{
+    Buffer, ClientClaim, Cursor, Fingerprint, Numbers, Object, ProducerId, ReadError, cas, layout,
+};
 use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, Reservation, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
 use millpond_storage::{ErrorKind, Fetched, Store};
@@ -14,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::accumulator::{Accepted, Accumulator};
-use crate::clients::{CLIENT_BYTES, Caller, Clients, Numbered};
+use crate::clients::{CLIENT_BYTES, CLIENTS_FORWARD_MAX, Caller, Clients, Numbered};
 use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::committer::{COMMIT, FOREIGN_SEGMENTS_MAX};
@@ -406,7 +408,7 @@ impl Producer {
     }
 
     /// Commits the records of another producer, which has proven that it is this one. The reservation is from this producer's
-    /// [`budget`](Self::budget), and pays for the blocks.
+    /// [`budget`](Self::budget), and pays for the blocks and the numbered requests.
     ///
     /// If the returned future is dropped, the records may still be committed.
     ///
@@ -424,11 +426,11 @@ impl Producer {
         let (ticket, outcome) = self.0.lead.offer(request.producer, request.number)?;
         if ticket.is_some() {
             // Not earlier: the streams of a request that is refused anyway must not keep out this producer's own callers.
-            self.check(&request.records)?;
+            self.check(&request)?;
         }
         let committed = async {
             if let Some(ticket) = ticket {
-                self.take_in(ticket, request.records, reservation).await?;
+                self.take_in(ticket, request, reservation).await?;
             }
             let gone = || PeerRefusal::NotCommitted("the producer's tasks are gone".to_owned());
             outcome.await.unwrap_or_else(|_| Err(gone()))
@@ -449,30 +451,56 @@ impl Producer {
     async fn take_in(
         &self,
         ticket: Ticket,
-        records: Records,
+        request: PeerRequest,
         reservation: Reservation,
     ) -> Result<(), PeerRefusal> {
+        let PeerRequest { records, clients, .. } = request;
         match records {
             Records::Blocks(blocks) => {
-                let guest = Guest { ticket, blocks };
+                let guest = Guest {
+                    ticket,
+                    blocks,
+                    clients,
+                };
                 let sent = self.0.guests.send((guest, reservation)).await;
                 sent.map_err(|_| PeerRefusal::Leaving)
             }
             Records::Segments(segments) => {
-                let sent = self.0.foreign.send(Foreign { ticket, segments }).await;
+                let foreign = Foreign {
+                    ticket,
+                    segments,
+                    clients,
+                    reservation,
+                };
+                let sent = self.0.foreign.send(foreign).await;
                 sent.map_err(|_| PeerRefusal::Leaving)
             }
         }
     }
 
     /// Checks what would spoil a commit for others.
-    fn check(&self, records: &Records) -> Result<(), PeerRefusal> {
+    fn check(&self, request: &PeerRequest) -> Result<(), PeerRefusal> {
         let invalid = |reason: &str| Err(PeerRefusal::Invalid(reason.to_owned()));
         let admit = |stream: &str, encoding| {
             let admitted = self.0.streams.admit(stream, encoding);
             admitted.map_err(PeerRefusal::Invalid)
         };
-        match records {
+        let segments = match &request.records {
+            Records::Blocks(_) => 1,
+            Records::Segments(segments) => segments.len(),
+        };
+        if request.clients.len() > CLIENTS_FORWARD_MAX {
+            return invalid("it has too many numbered requests");
+        }
+        if request.clients.iter().any(|claim| claim.segment >= segments) {
+            return invalid("a numbered request is in none of its segments");
+        }
+        let is_of_source =
+            |claim: &ClientClaim| claim.source.is_some() || matches!(claim.numbers, Numbers::Offsets { .. });
+        if request.clients.iter().any(is_of_source) {
+            return invalid("offsets of a partition are committed by their own producer");
+        }
+        match &request.records {
             Records::Blocks(blocks) if blocks.is_empty() => invalid("it has no blocks"),
             Records::Blocks(blocks) => {
                 let mut blocks = blocks.iter();

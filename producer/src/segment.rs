@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use ulid::Ulid;
 
 use crate::append::WAITER_BYTES;
-use crate::clients::{CLIENT_BYTES, Caller, ClientMessage, ClientTicket, MessagePlace};
+use crate::clients::{CLIENT_BYTES, CLIENTS_FORWARD_MAX, Caller, ClientMessage, ClientTicket, MessagePlace};
 use crate::encoder::Encoders;
 use crate::lead::Guest;
 use crate::peers::{PeerRefusal, StreamBlock};
@@ -214,6 +214,11 @@ impl FillingSegment {
         self.guests.push(guest);
     }
 
+    /// The number of the guests' numbered requests.
+    pub(crate) fn clients_of_others(&self) -> usize {
+        self.guests.iter().map(|guest| guest.clients.len()).sum()
+    }
+
     fn place(&mut self, stream: &Arc<str>, encoding: Encoding) -> usize {
         if let Some(&place) = self.places.get(stream) {
             return place;
@@ -321,7 +326,8 @@ impl FillingSegment {
         };
         trace.encoded(&encoded);
         let held = usize::try_from(encoded.size).unwrap_or(usize::MAX);
-        let callers = (waiters.len() + clients.len()) * WAITER_BYTES + clients.len() * CLIENT_BYTES;
+        let numbered = clients.len() + guests.iter().map(|guest| guest.clients.len()).sum::<usize>();
+        let callers = (waiters.len() + clients.len()) * WAITER_BYTES + numbered * CLIENT_BYTES;
         reservation.shrink(held.saturating_add(callers));
         Ok(EncodedWork {
             number,
@@ -421,10 +427,16 @@ impl EncodedWork {
         self.waiters.is_empty() && self.clients.is_empty() && self.guests.is_empty()
     }
 
-    /// Returns true if another producer may commit it. The records of numbered clients must leave a segment whose number
-    /// was not sent to anybody, if the log has them already.
+    /// Returns true if another producer may commit it. Positions of sources are this producer's matter.
     pub(crate) fn may_be_forwarded(&self) -> bool {
-        self.clients.is_empty() && self.guests.is_empty()
+        self.guests.is_empty()
+            && self.clients.len() <= CLIENTS_FORWARD_MAX
+            && !self.clients.iter().any(|client| client.ticket.is_of_source())
+    }
+
+    /// Returns true if it has requests of clients that number them.
+    pub(crate) fn is_numbered(&self) -> bool {
+        !self.clients.is_empty()
     }
 
     /// Builds the segment anew with the guests and the own blocks that it still has. `None`: there are none.

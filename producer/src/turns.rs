@@ -90,7 +90,7 @@ impl Turns {
         let (Some(last), Some(row)) = (self.own.last(), manifest.producer(producer)) else {
             return false;
         };
-        row.first_sequence > last.first_sequence
+        row.count > 0 && row.first_sequence > last.first_sequence
     }
 
     /// The wait before the next attempt, if there is one.
@@ -108,12 +108,21 @@ impl Turns {
     }
 
     fn older(&self, manifest: &Manifest, producer: ProducerId) -> u32 {
-        let (Some(first), Some(own)) = (self.own.first(), manifest.producer(producer)) else {
+        let (Some(first), Some(last)) = (self.own.first(), self.own.last()) else {
             return 0;
         };
-        let active = first.first_sequence..own.first_sequence;
+        let Some(row) = manifest.producer(producer) else {
+            return 0;
+        };
+        // A spent number is no commit.
+        let own = if row.is_spent() {
+            last.first_sequence
+        } else {
+            row.first_sequence
+        };
+        let active = first.first_sequence..own;
         let rows = manifest.producers.iter();
-        let older = rows.filter(|row| row.commit > 0 && active.contains(&row.first_sequence));
+        let older = rows.filter(|row| row.count > 0 && active.contains(&row.first_sequence));
         u32::try_from(older.count()).unwrap_or(u32::MAX)
     }
 }
@@ -217,6 +226,21 @@ mod tests {
         let rows: Vec<(u8, u64)> = [(0, 200)].into_iter().chain(others).collect();
         turns.lost(&manifest(220, &rows), OWN, 12 * SECOND);
         assert_eq!(turns.wait(12 * SECOND), None);
+    }
+
+    /// A number that was spent without records stands at the end of the log.
+    #[test]
+    fn a_spent_number_is_no_commit() {
+        let spent = |number: u8, rows: &[(u8, u64)]| {
+            let mut manifest = manifest(120, rows);
+            manifest.producers[usize::from(number)].count = 0;
+            manifest
+        };
+        let mut turns = contended();
+        turns.lost(&spent(0, &[(0, 119), (1, 109), (2, 118)]), OWN, 12 * SECOND);
+        assert_eq!(turns.wait(12 * SECOND), Some(SECOND / 10), "its own");
+        turns.lost(&spent(1, &[(0, 110), (1, 109)]), OWN, 12 * SECOND);
+        assert_eq!(turns.wait(12 * SECOND), None, "another producer's");
     }
 
     #[test]

@@ -3,16 +3,20 @@
 use crate::support::{Node, change, committed, leader_and_member, manifest, request, store};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
 use hyper::client::conn::http2;
-use hyper::{Request, StatusCode};
+use hyper::server::conn as server;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use millpond_manifest::{Fingerprint, ProducerId};
-use millpond_peer::{Client, Identity, ServerConfig};
-use millpond_producer::{LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peers, Records};
+use millpond_manifest::{ClientClaim, ClientId, Fingerprint, Numbers, ProducerId};
+use millpond_peer::{Client, Identity, ServerConfig, foreign};
+use millpond_producer::{LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peers, Records};
 use millpond_segment::Encoding;
+use std::convert::Infallible;
 use std::sync::Arc;
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 #[tokio::test]
 async fn two_gateways_share_commits_over_a_real_connection() {
@@ -228,4 +232,92 @@ async fn plaintext_gets_no_answer() {
         panic!("plaintext was answered: {body:?}");
     }
     driver.abort();
+}
+
+fn numbered(client: u8, numbers: Numbers) -> ClientClaim {
+    ClientClaim {
+        client: ClientId([client; 16]),
+        numbers,
+        checksum: 3,
+        segment: 0,
+        source: None,
+    }
+}
+
+#[tokio::test]
+async fn numbered_requests_reach_the_log_with_their_clients() {
+    let store = store();
+    let (leader, id, client) = leader_and_member(&store, ServerConfig::default()).await;
+    let sequence = Numbers::Sequence {
+        epoch: 2,
+        first: 0,
+        count: 5,
+    };
+    let all = PeerRequest {
+        clients: vec![
+            numbered(1, Numbers::Counted { number: 1 }),
+            numbered(2, sequence),
+            numbered(3, Numbers::Once),
+        ],
+        ..request(id, 1, "x")
+    };
+    let place = committed(&client.ask(&leader.address(), all).await);
+    let state = manifest(&store).await;
+    let rows = state.clients.iter().chain(&state.keys);
+    let rows: Vec<_> = rows
+        .map(|row| (row.epoch, row.last, row.sequence, row.checksum))
+        .collect();
+    assert_eq!(rows, [(0, 1, place, 3), (2, 5, place, 3), (0, 1, place, 3)]);
+    // One of them again: nothing of the request is in the log.
+    let again = PeerRequest {
+        clients: vec![numbered(4, Numbers::Once), numbered(3, Numbers::Once)],
+        ..request(id, 2, "y")
+    };
+    let refused = client.ask(&leader.address(), again).await;
+    assert_eq!(refused, Ok(PeerAnswer::Refused(PeerRefusal::Client)));
+    let state = manifest(&store).await;
+    assert_eq!((state.producer(id).unwrap().commit, state.keys.len()), (1, 1));
+}
+
+/// A leader of a version that knows one path, and answers each request on it.
+async fn older_leader() -> LeaderAddress {
+    let identity = Identity::new().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let leader = LeaderAddress {
+        address: listener.local_addr().unwrap().to_string(),
+        certificate: identity.fingerprint(),
+    };
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let stream = foreign::accept(&identity, stream).await.unwrap();
+        let answer = service_fn(|request: Request<Incoming>| async move {
+            let commit = PeerCommit {
+                first_sequence: 9,
+                closes: None,
+            };
+            let body = foreign::encode_reply(&PeerAnswer::Committed(commit));
+            let mut response = Response::new(Full::new(body));
+            if request.uri().path() != "/v1/commit" {
+                *response.status_mut() = StatusCode::NOT_FOUND;
+            }
+            Ok::<_, Infallible>(response)
+        });
+        let served = server::http2::Builder::new(TokioExecutor::new());
+        let _ = served.serve_connection(TokioIo::new(stream), answer).await;
+    });
+    leader
+}
+
+#[tokio::test]
+async fn a_leader_of_an_older_version_gets_no_numbered_request() {
+    let leader = older_leader().await;
+    let client = Client::new(Arc::new(Identity::new().unwrap()));
+    let plain = request(ProducerId([7; 16]), 1, "x");
+    let with_client = PeerRequest {
+        clients: vec![numbered(1, Numbers::Once)],
+        ..plain.clone()
+    };
+    let answer = client.ask(&leader, with_client).await;
+    assert_eq!(answer, Ok(PeerAnswer::Refused(PeerRefusal::Unnumbered)));
+    assert_eq!(committed(&client.ask(&leader, plain).await), 9);
 }

@@ -185,6 +185,13 @@ pub struct Settlement {
     pub clients: Vec<(usize, ClientRefusal)>,
 }
 
+impl Settlement {
+    /// Returns true if the log refuses requests of clients. Nothing of it is in the log then.
+    pub fn refuses_clients(&self) -> bool {
+        !self.clients.is_empty() || self.held.iter().any(|(_, verdict)| *verdict == Verdict::Client)
+    }
+}
+
 /// The outcome of this producer's own records: they are in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Own {

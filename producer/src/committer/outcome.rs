@@ -68,8 +68,9 @@ impl Committer {
         &mut self,
         members: &mut Members,
         described: &Described,
-        settlement: &Settlement,
+        settlement: Settlement,
     ) {
+        let gone = self.answer_clients(members, described, settlement.clients);
         let changed = members.settle_held(described, &settlement.held, &self.lead);
         let own = described.group().own;
         let (landed, first_sequence, segments) = match settlement.own {
@@ -88,7 +89,7 @@ impl Committer {
         };
         let is_elsewhere = matches!(settlement.own, Some(Own::Elsewhere { .. }));
         let works = std::mem::take(&mut members.works);
-        for (at, (mut uploaded, changed)) in works.into_iter().zip(changed).enumerate() {
+        for (at, ((mut uploaded, changed), gone)) in works.into_iter().zip(changed).zip(gone).enumerate() {
             if at < landed {
                 if is_elsewhere {
                     // Another producer's segments have this producer's records, and nothing else of the group.
@@ -97,6 +98,10 @@ impl Committer {
                 // The leader has put the blocks of several segments into one.
                 let at = if segments == landed as u64 { at as u64 } else { 0 };
                 self.answer_uploaded(uploaded.work, first_sequence + at);
+            } else if !gone.is_empty() {
+                if let Some(work) = self.without(uploaded.work, gone).await {
+                    members.works.extend(self.rebuild(work).await);
+                }
             } else if changed {
                 members.works.extend(self.rebuild(uploaded.work).await);
             } else {
@@ -105,13 +110,13 @@ impl Committer {
         }
     }
 
-    /// Answers requests of clients that the log has already or never takes, and takes their records out of the segments.
-    pub(super) async fn settle_clients(
-        &mut self,
+    /// Answers requests of clients that the log has already or never takes. Returns the places of their records in each work.
+    fn answer_clients(
+        &self,
         members: &mut Members,
         described: &Described,
         settled: Vec<(usize, ClientRefusal)>,
-    ) {
+    ) -> Vec<Vec<MessagePlace>> {
         let shard = self.upload.shard;
         let mut settled: Vec<((usize, usize), ClientRefusal)> = settled
             .into_iter()
@@ -134,16 +139,7 @@ impl Committer {
             };
             client.ticket.answer(&outcome);
         }
-        let works = std::mem::take(&mut members.works);
-        for (uploaded, gone) in works.into_iter().zip(gone) {
-            if gone.is_empty() {
-                members.works.push(uploaded);
-                continue;
-            }
-            if let Some(work) = self.without(uploaded.work, gone).await {
-                members.works.extend(self.rebuild(work).await);
-            }
-        }
+        gone
     }
 
     /// Takes messages out of a segment's blocks.

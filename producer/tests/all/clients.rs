@@ -1,13 +1,16 @@
 //! Clients that number their requests, and repeat them to any producer of the shard until they have an answer.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::group::{Network, Way};
 use crate::support::{START_MS, STREAM, Seeded, World, append, config, segments};
 use futures::future::join_all;
+use millpond_manifest::Fingerprint;
 use millpond_producer::{
-    Append, AppendError, ClientId, ClientRefusal, Committed, Config, Numbered, Numbers, Producer,
+    Append, AppendError, ClientId, ClientRefusal, Committed, Config, Numbered, Numbers, Peering, Producer,
 };
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Controls, Fault, Faults, On, Outage, S3Latency};
@@ -29,7 +32,7 @@ fn message(payload: &str, records: u64) -> impl Fn(&Producer) -> Append {
     }
 }
 
-fn counted(client: u8, number: u64, payload: &str) -> Numbered {
+pub(crate) fn counted(client: u8, number: u64, payload: &str) -> Numbered {
     Numbered {
         client: ClientId([client; 16]),
         numbers: Numbers::Counted { number },
@@ -38,7 +41,11 @@ fn counted(client: u8, number: u64, payload: &str) -> Numbered {
     }
 }
 
-async fn send(producer: &Producer, payload: &str, numbered: Numbered) -> Result<Committed, AppendError> {
+pub(crate) async fn send(
+    producer: &Producer,
+    payload: &str,
+    numbered: Numbered,
+) -> Result<Committed, AppendError> {
     let append = message(payload, 1)(producer);
     producer
         .submit_numbered(append, numbered)
@@ -421,13 +428,33 @@ async fn place(
     start: Instant,
     mut rng: StdRng,
     alive: &Alive,
+    network: Option<&Arc<Network>>,
 ) -> Vec<(Producer, Controls)> {
     let mut stalled = Vec::new();
-    while start.elapsed() < DURATION {
+    for generation in 0.. {
+        if start.elapsed() > DURATION {
+            break;
+        }
         let (store, controls, config) = world.faulty(&mut rng, LATE_BY_MAX);
         let environment = Seeded::running(start, rng.random());
-        let started = Producer::start_in(environment, store, config, &mut Registry::default()).await;
+        let address = format!("10.0.{number}.{generation}:4319");
+        let peering = network.map(|network| Peering {
+            peers: network.clone(),
+            certificate: Fingerprint(rng.random()),
+            address: Some(address.as_str().into()),
+            // Some upload all of their segments.
+            forward_below: if rng.random() { Peering::FORWARD_BELOW } else { 0 },
+        });
+        let started =
+            Producer::start_with(environment, store, config, peering, &mut Registry::default()).await;
         let Ok(producer) = started else { continue };
+        if let Some(network) = network {
+            network
+                .producers
+                .lock()
+                .unwrap()
+                .insert(address, producer.clone());
+        }
         alive.0.lock().unwrap()[number] = Some(producer.clone());
         sleep(Duration::from_millis(rng.random_range(0..6_000))).await;
         match rng.random_range(0..3) {
@@ -469,7 +496,22 @@ async fn gc(world: &World, start: Instant, mut rng: StdRng) {
     }
 }
 
-async fn run(seed: u64) -> Seen {
+/// Connects the producers by a network that loses and repeats requests, and loses answers.
+fn lossy(seed: u64) -> Arc<Network> {
+    let network = Arc::new(Network::default());
+    let ways = Mutex::new(StdRng::seed_from_u64(seed));
+    network.decide(move |_, _| match ways.lock().unwrap().random_range(0..14) {
+        0 => Way::Closed,
+        1 => Way::NoAnswer,
+        2 | 3 => Way::Twice,
+        4 => Way::Breaks,
+        5 => Way::Unnumbered,
+        _ => Way::Open,
+    });
+    network
+}
+
+async fn run(seed: u64, network: Option<&Arc<Network>>) -> Seen {
     let world = World::new();
     let first = world.producer(config(), seed).await;
     first.drain(DRAIN).await.unwrap();
@@ -480,7 +522,7 @@ async fn run(seed: u64) -> Seen {
     let gc = gc(&world, start, StdRng::seed_from_u64(rng.random()));
     let places = (0..PLACES).map(|number| {
         let rng = StdRng::seed_from_u64(rng.random());
-        place(&world, number, start, rng, &alive)
+        place(&world, number, start, rng, &alive, network)
     });
     let places = join_all(places);
     let mut new = || StdRng::seed_from_u64(rng.random());
@@ -531,7 +573,7 @@ async fn a_numbered_request_is_in_the_log_once_whoever_gets_it_and_whoever_dies(
             acknowledged,
             repeated,
             gaps,
-        } = run(seed).await;
+        } = run(seed, None).await;
         all.acknowledged += acknowledged;
         all.repeated += repeated;
         all.gaps += gaps;
@@ -540,5 +582,26 @@ async fn a_numbered_request_is_in_the_log_once_whoever_gets_it_and_whoever_dies(
     assert!(
         all.acknowledged > 1_000 && all.repeated > 50 && all.gaps > 3,
         "{all:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_numbered_request_is_in_the_log_once_whoever_commits_it_for_whom() {
+    let (mut acknowledged, mut repeated, mut committed, mut refused) = (0, 0, 0, 0);
+    for seed in 0..16 {
+        let network = lossy(seed);
+        let seen = run(seed, Some(&network)).await;
+        acknowledged += seen.acknowledged;
+        repeated += seen.repeated;
+        committed += network.numbered_committed.load(Relaxed);
+        refused += network.clients_refused.load(Relaxed);
+    }
+    println!(
+        "{acknowledged} acknowledged, {repeated} repeated; leaders committed {committed}, refused {refused}"
+    );
+    assert!(acknowledged > 3_000 && repeated > 300);
+    assert!(
+        committed > 300 && refused > 30,
+        "leaders committed {committed}, refused {refused}"
     );
 }

@@ -70,11 +70,13 @@ async fn a_group_that_the_leader_does_not_take_is_committed_without_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_group_with_numbered_requests_is_not_handed_over() {
+async fn a_group_with_numbered_requests_is_handed_over() {
     let group = late_to_meet().await;
     assert!(!send_first(&group.producers[1], 7, "numbered").await.is_repeated);
-    assert_eq!(group.network.asked(), 0, "a request of a client was handed over");
+    assert_eq!(group.network.asked(), 1);
     assert_eq!(group.world.log().await, ["leads", "numbered"]);
+    assert_eq!(group.world.manifest().await.state.clients[0].last, 1);
+    assert!(send_first(&group.producers[0], 7, "numbered").await.is_repeated);
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::support::group::{Group, SECOND, Way, address, append_all, config, load, percentile, slow_store};
-use crate::support::{START_MS, STREAM, append, not_once, send_first};
+use crate::support::{START_MS, STREAM, append, not_once};
 use futures::future::join_all;
 use millpond_manifest::manifest::Stream;
 use millpond_manifest::{Fingerprint, Manifest, NewPart, NewSegment, ProducerId};
@@ -61,41 +61,6 @@ async fn a_producer_without_an_address_follows_and_never_leads() {
     append(&silent, "follows").await.unwrap();
     assert_eq!(group.network.asked(), asked + 1);
     assert_eq!(group.world.log().await.len(), 4);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_numbered_request_is_entered_by_the_producer_that_took_it_and_leaves_a_segment_with_guests() {
-    let group = Group::new(2, SECOND, Faults::default()).await;
-    let (leader, follower) = (&group.producers[0], &group.producers[1]);
-    append(leader, "first").await.unwrap();
-    for round in 0..3 {
-        let text = format!("round {round}");
-        let (first, second) = tokio::join!(append(leader, &text), append(follower, &text));
-        assert!(first.is_ok() && second.is_ok());
-    }
-    assert_eq!(group.leader().await, Some(address(0)));
-    assert!(group.counts("millpond_producer_appended_bytes_total") > 0.0);
-    assert!(!send_first(follower, 7, "one").await.is_repeated);
-    assert_eq!(group.world.manifest().await.state.clients[0].last, 1);
-    // Some of the leader's segments have a repetition, another request, and blocks of the follower.
-    let mut shared = 0;
-    for client in 8..14 {
-        let (again, other, guest) = tokio::join!(
-            send_first(leader, 7, "one"),
-            send_first(leader, client, "other"),
-            append(follower, "guest")
-        );
-        assert_eq!((again.is_repeated, other.is_repeated), (true, false));
-        shared += usize::from(guest.unwrap().sequence == other.sequence);
-    }
-    assert!(shared > 0);
-    let log = group.world.log().await;
-    let times = |text: &str| log.iter().filter(|found| *found == text).count();
-    assert_eq!(
-        (times("one"), times("other"), times("guest"), log.len()),
-        (1, 6, 6, 20),
-        "{log:?}"
-    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -468,7 +433,7 @@ async fn followers_do_not_wait_for_a_leader_that_the_store_holds_up() {
 }
 
 /// A request of a producer that is not in this process, with one message in a stream.
-fn request(producer: ProducerId, number: u64, stream: &str) -> PeerRequest {
+pub(crate) fn request(producer: ProducerId, number: u64, stream: &str) -> PeerRequest {
     let mut block = BlockBuilder::new(1);
     block.push(1, b"{}").unwrap();
     let block = Compressor::new(1).unwrap().compress(&block, 1).unwrap();
@@ -480,6 +445,7 @@ fn request(producer: ProducerId, number: u64, stream: &str) -> PeerRequest {
             encoding: Encoding::Otlp,
             block,
         }]),
+        clients: Vec::new(),
     }
 }
 
@@ -539,7 +505,7 @@ async fn a_refused_request_leaves_no_stream_behind() {
 }
 
 /// A request to commit these segments.
-fn delegated(producer: ProducerId, names: &[Ulid]) -> PeerRequest {
+pub(crate) fn delegated(producer: ProducerId, names: &[Ulid]) -> PeerRequest {
     let part = NewPart {
         stream: "delegated".into(),
         encoding: Encoding::Otlp,
@@ -560,6 +526,7 @@ fn delegated(producer: ProducerId, names: &[Ulid]) -> PeerRequest {
         producer,
         number: 1,
         records: Records::Segments(segments.collect()),
+        clients: Vec::new(),
     }
 }
 

@@ -6,6 +6,7 @@ mod early_close;
 mod exactly_once;
 mod faults;
 mod leader;
+mod numbered;
 mod pages;
 mod producer;
 mod scripts;

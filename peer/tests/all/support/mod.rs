@@ -126,6 +126,7 @@ pub fn request(producer: ProducerId, number: u64, payload: &str) -> PeerRequest 
         producer,
         number,
         records: Records::Blocks(vec![block]),
+        clients: Vec::new(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Several producers in one process that commit for each other, and the network between them.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,7 +10,9 @@ use super::{Seeded, World, append, append_until_acknowledged};
 use async_trait::async_trait;
 use futures::future::join_all;
 use millpond_manifest::{Fingerprint, ProducerId};
-use millpond_producer::{Config, LeaderAddress, PeerAnswer, PeerRequest, Peering, Peers, Producer};
+use millpond_producer::{
+    Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer,
+};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, S3Latency, Unreliable};
 use object_store::memory::InMemory;
@@ -32,6 +35,8 @@ pub(crate) enum Way {
     Twice,
     /// It arrives, and the connection breaks before the answer.
     Breaks,
+    /// It arrives at a version that does not know numbered requests.
+    Unnumbered,
 }
 
 pub(crate) type Decide = Box<dyn Fn(&LeaderAddress, &PeerRequest) -> Way + Send + Sync>;
@@ -42,6 +47,10 @@ pub(crate) struct Network {
     pub(crate) producers: Mutex<HashMap<String, Producer>>,
     pub(crate) decide: Mutex<Option<Decide>>,
     pub(crate) asked: Mutex<Vec<(ProducerId, u64)>>,
+    /// The requests with clients, and their answers.
+    pub(crate) numbered: AtomicUsize,
+    pub(crate) numbered_committed: AtomicUsize,
+    pub(crate) clients_refused: AtomicUsize,
 }
 
 impl Network {
@@ -58,7 +67,17 @@ impl Network {
 
     async fn deliver(&self, leader: &LeaderAddress, request: PeerRequest) -> Result<PeerAnswer, String> {
         let producer = self.producers.lock().unwrap().get(&leader.address).cloned();
-        deliver(producer.ok_or("connection refused")?, request).await
+        let is_numbered = !request.clients.is_empty();
+        let answer = deliver(producer.ok_or("connection refused")?, request).await;
+        match &answer {
+            Ok(PeerAnswer::Committed(_)) => {
+                self.numbered_committed
+                    .fetch_add(usize::from(is_numbered), Relaxed);
+            }
+            Ok(PeerAnswer::Refused(PeerRefusal::Client)) => _ = self.clients_refused.fetch_add(1, Relaxed),
+            _ => {}
+        }
+        answer
     }
 }
 
@@ -76,10 +95,13 @@ impl Peers for Network {
             .lock()
             .unwrap()
             .push((request.producer, request.number));
+        let is_numbered = !request.clients.is_empty();
+        self.numbered.fetch_add(usize::from(is_numbered), Relaxed);
         let decide = |decide: &Decide| decide(leader, &request);
         let way = self.decide.lock().unwrap().as_ref().map_or(Way::Open, decide);
         match way {
-            Way::Open => self.deliver(leader, request).await,
+            Way::Unnumbered if is_numbered => Ok(PeerAnswer::Refused(PeerRefusal::Unnumbered)),
+            Way::Open | Way::Unnumbered => self.deliver(leader, request).await,
             Way::Closed => Err("connection refused".to_owned()),
             Way::NoAnswer => {
                 drop(self.deliver(leader, request).await);
