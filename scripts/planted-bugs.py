@@ -463,6 +463,20 @@ CATCHERS = {
             "the leader is avoided",
         )
     ],
+    "refused-beside-others": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_request_is_not_refused_for_one_of_another_producer_that_leaves",
+            "Fenced",
+        )
+    ],
+    "refused-by-the-manifest-handed-over": [
+        Catcher(
+            "producer/tests/all/numbered.rs",
+            "a_group_is_handed_over_without_what_the_manifest_refuses",
+            "left",
+        )
+    ],
     "known-refusal-sent": [
         Catcher(
             "producer/tests/all/numbered.rs",

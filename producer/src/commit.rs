@@ -6,7 +6,7 @@
 mod offer;
 mod step;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use millpond_manifest::manifest::{ProducerRow, Unusable, UnusableClient};
@@ -225,15 +225,15 @@ impl<S: Found> Commits<S> {
         self.registered && self.restored_from.is_none() && matches!(self.unresolved, Unresolved::Nothing)
     }
 
-    /// Returns true if the manifest, as far as it is known, refuses one of these clients for good.
-    pub fn refuses_for_good(&self, clients: &[ClientClaim], now_ms: u64) -> bool {
+    /// Returns true if the manifest, as far as it is known, refuses one of these clients. `for_good`: so does every later one.
+    pub fn refuses_clients(&self, clients: &[ClientClaim], now_ms: u64, for_good: bool) -> bool {
         let checked = self.manifest().map(|state| state.check_clients(clients, now_ms));
         let Some(Err(unusable)) = checked else {
             return false;
         };
         unusable
             .iter()
-            .any(|it| is_for_good(&clients[it.place], &it.reason))
+            .any(|it| !for_good || is_for_good(&clients[it.place], &it.reason))
     }
 
     /// Reports, between two steps, another producer's answer that this number is in the log. Returns false if the number
@@ -629,17 +629,21 @@ impl<S: Found> Commits<S> {
         now_ms: u64,
         draw: &mut impl Draw,
     ) -> Next<S::Version> {
+        let (own, held): (Vec<_>, Vec<_>) = unusable
+            .into_iter()
+            .partition(|it| group.holder(it.place).is_none());
+        let (own, crowding) = alone(found.manifest(), group, own, now_ms);
         let is_settled = |it: &UnusableClient| {
             let claim = &group.clients[it.place];
             is_for_good(claim, &it.reason) || self.asked_clients.contains(&request(group, it.place))
         };
-        let settled = unusable.into_iter().filter(is_settled);
-        let (own, held): (Vec<_>, Vec<_>) = settled.partition(|it| group.holder(it.place).is_none());
+        let own: Vec<_> = own.into_iter().filter(is_settled).collect();
         if self.forwarded && !own.is_empty() {
             return self.spend(found, now_ms, draw);
         }
         // A number of another producer belongs to exactly its records, so all of them leave the group.
-        let holders: BTreeSet<usize> = held.iter().filter_map(|it| group.holder(it.place)).collect();
+        let held = held.iter().filter(|it| is_settled(it)).map(|it| it.place);
+        let holders: BTreeSet<usize> = held.chain(crowding).filter_map(|it| group.holder(it)).collect();
         if own.is_empty() && holders.is_empty() {
             return Next::Read;
         }
@@ -775,6 +779,40 @@ impl<S: Found> Commits<S> {
             contradicted: true,
         })
     }
+}
+
+/// Judges this producer's clients, which are refused in the group, without those of other producers: these may leave the group. Returns
+/// what is refused then, too, and the places of other producers' clients that keep the rest out.
+fn alone(
+    state: &Manifest,
+    group: Group<'_>,
+    own: Vec<UnusableClient>,
+    now_ms: u64,
+) -> (Vec<UnusableClient>, Vec<usize>) {
+    let places = 0..group.clients.len();
+    let (held, mine): (Vec<usize>, Vec<usize>) = places.partition(|it| group.holder(*it).is_some());
+    if held.is_empty() || own.is_empty() {
+        return (own, Vec::new());
+    }
+    let claims: Vec<ClientClaim> = mine.iter().map(|it| group.clients[*it].clone()).collect();
+    let refused = state.check_clients(&claims, now_ms).err().unwrap_or_default();
+    let mut reasons: BTreeMap<usize, ClientRefusal> = refused
+        .into_iter()
+        .map(|it| (mine[it.place], it.reason))
+        .collect();
+    let (mut alone, mut crowding) = (Vec::new(), Vec::new());
+    for UnusableClient { place, reason } in own {
+        if let Some(reason) = reasons.remove(&place) {
+            alone.push(UnusableClient { place, reason });
+            continue;
+        }
+        let is_in_the_way = |other: &ClientClaim| match reason {
+            ClientRefusal::Full => other.numbers == Numbers::Once,
+            _ => other.client == group.clients[place].client,
+        };
+        crowding.extend(held.iter().filter(|it| is_in_the_way(&group.clients[**it])));
+    }
+    (alone, crowding)
 }
 
 /// Returns true if a state that was read before the request arrived may refuse it, because no later one takes it.

@@ -108,7 +108,7 @@ pub(crate) enum Progress {
     Committed,
     /// The next step can follow at once.
     Made,
-    /// Requests of clients have left the group, or are about to, and the next step can follow at once.
+    /// Requests of clients or of other producers have left the group, or are about to, and the next step can follow at once.
     Settled,
     /// The store did not perform the step: repeat it after a wait.
     HeldUp,
@@ -292,7 +292,7 @@ impl Committer {
                 Some(Arrival::Kept(work) | Arrival::Uploaded(UploadedWork { work, .. })) => {
                     self.is_for_leader(work)
                         && batch.has_room_for(work)
-                        && !self.refuses_for_good(&claims_of([work].into_iter()))
+                        && !self.refuses(&claims_of([work].into_iter()), true)
                 }
                 Some(Arrival::Skipped(_)) => true,
                 None => false,
@@ -320,11 +320,11 @@ impl Committer {
         work.may_be_forwarded() && (self.takes_numbered() || !work.is_numbered())
     }
 
-    /// Returns true if the log, as far as this producer knows it, never takes one of these requests. The leader could then commit
-    /// nothing that is sent with it.
-    pub(crate) fn refuses_for_good(&self, clients: &[ClientClaim]) -> bool {
+    /// Returns true if the log, as far as this producer knows it, does not take one of these requests. The leader could then commit
+    /// nothing that is sent with it. `for_good`: nor will it ever.
+    pub(crate) fn refuses(&self, clients: &[ClientClaim], for_good: bool) -> bool {
         let now_ms = self.upload.environment.now_ms();
-        !clients.is_empty() && self.commits.refuses_for_good(clients, now_ms)
+        !clients.is_empty() && self.commits.refuses_clients(clients, now_ms, for_good)
     }
 
     /// Uploads what was kept.
@@ -368,7 +368,7 @@ impl Committer {
         }
         members.works.extend(self.upload_all(batch).await);
         while members.len() + FOREIGN_SEGMENTS_MAX <= COMMIT_SEGMENTS_MAX
-            && members.clients_of_others() < OTHERS_CLIENTS_MAX
+            && (members.foreign.is_empty() || members.clients_of_others() < OTHERS_CLIENTS_MAX)
             && let Ok(foreign) = foreign.try_recv()
         {
             members.foreign.push(foreign);
@@ -543,16 +543,21 @@ impl Committer {
             }
             Next::Spent => {
                 self.upload.metrics.numbers_spent.inc();
-                Progress::Settled
-            }
-            Next::Settle(settlement) if settlement.refuses_clients() => {
-                self.settle(members, &described, settlement).await;
+                // The leader has refused clients of that number.
+                self.keeps_group = false;
                 Progress::Settled
             }
             Next::Settle(settlement) => {
-                self.upload.metrics.commits_found.inc();
+                let is_own = settlement.own.is_some();
+                if !settlement.refuses_clients() {
+                    self.upload.metrics.commits_found.inc();
+                }
                 self.settle(members, &described, settlement).await;
-                Progress::Committed
+                if is_own {
+                    Progress::Committed
+                } else {
+                    Progress::Settled
+                }
             }
             Next::UploadAgain { places, floor_ms } => {
                 self.upload_again(members, &places, floor_ms).await;

@@ -145,15 +145,15 @@ impl Election {
     pub fn served(&mut self, term: u64, interval: Duration) {
         if let Some(seen) = self.of(term) {
             seen.interval = interval;
-        }
-        self.lives(term);
-    }
-
-    /// Records that the leader of this term refused a request because of what is in it: it lives, and serves others.
-    pub fn lives(&mut self, term: u64) {
-        if let Some(seen) = self.of(term) {
             seen.failures = 0;
             seen.avoid_until = Duration::ZERO;
+        }
+    }
+
+    /// Records that the leader of this term refused a request because of what is in it. It lives, and may serve others or not.
+    pub fn lives(&mut self, term: u64) {
+        if let Some(seen) = self.of(term) {
+            seen.is_unreachable = false;
         }
     }
 
@@ -304,6 +304,18 @@ mod tests {
         }
         election.see(&led(OTHER, 1, 99), 104 * SECOND);
         assert_eq!(election.office(OWN, 104 * SECOND), take());
+    }
+
+    #[test]
+    fn a_refused_client_is_no_failure_and_no_service() {
+        let mut election = Election::new(Some("10.0.0.1:4319".into()), SECOND);
+        election.see(&led(OTHER, 1, 0), SECOND);
+        election.lives(1);
+        assert!(election.follows(OWN, SECOND).is_some());
+        assert_eq!(election.office(OWN, 99 * SECOND), Office::Keep);
+        election.failed(1, Failure::NotServed, 100 * SECOND);
+        election.lives(1);
+        assert_eq!(election.office(OWN, 105 * SECOND), take());
     }
 
     #[test]

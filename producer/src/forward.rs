@@ -175,6 +175,7 @@ impl Committer {
     ) -> Option<PeerCommit> {
         let peering = self.peering.clone()?;
         let number = self.commits.forward()?;
+        let is_numbered = !clients.is_empty();
         let request = PeerRequest {
             producer: self.commits.producer(),
             number,
@@ -195,7 +196,9 @@ impl Committer {
                 return Some(commit);
             }
             Ok(Ok(PeerAnswer::Committed(_))) => ("stale", "it answered for another number".to_owned()),
-            Ok(Ok(PeerAnswer::Refused(refusal @ (PeerRefusal::Client | PeerRefusal::Unnumbered)))) => {
+            Ok(Ok(PeerAnswer::Refused(refusal @ (PeerRefusal::Client | PeerRefusal::Unnumbered))))
+                if is_numbered =>
+            {
                 self.refused_for_clients(leader, &refusal);
                 return None;
             }

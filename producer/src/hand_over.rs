@@ -27,9 +27,6 @@ impl Committer {
         };
         let segments = members.works.iter().map(UploadedWork::describe).collect();
         let clients = claims_of(members.works.iter().map(|uploaded| &uploaded.work));
-        if self.refuses_for_good(&clients) {
-            return false;
-        }
         let answer = self.ask(&leader, Records::Segments(segments), clients).await;
         let Some(commit) = answer else { return true };
         for (sequence, uploaded) in (commit.first_sequence..).zip(members.works.drain(..)) {
@@ -43,17 +40,22 @@ impl Committer {
     }
 
     /// Returns true if another producer may commit the group: nothing of it may have landed yet, all of it is this producer's alone,
-    /// and no leader has refused a client in it. If its records were sent before, the leader may have put them into one segment, so that it could not
+    /// and neither a leader nor the known manifest refuses a client in it. If its records were sent before, the leader may have put them into one segment, so that it could not
     /// tell the sequences of several.
     fn may_hand_over(&self, members: &Members) -> bool {
         let is_sent = !self.commits.may_grow();
         let most = if is_sent { 1 } else { FOREIGN_SEGMENTS_MAX };
         let takes_all = self.takes_numbered() || !members.are_numbered();
+        let refuses = || {
+            let clients = claims_of(members.works.iter().map(|uploaded| &uploaded.work));
+            self.refuses(&clients, false)
+        };
         !self.keeps_group
             && takes_all
             && self.commits.may_forward()
             && members.may_be_forwarded()
             && (1..=most).contains(&members.works.len())
+            && !refuses()
     }
 
     /// Waits after a lost race as long as others have waited longer. The leader waits for nobody: they may all wait for it.

@@ -285,6 +285,10 @@ impl Member {
                 ..one.claim.clone()
             });
         }
+        // As producers do: by their numbers, and of two copies the own one first.
+        let mut judged: Vec<_> = clients.into_iter().zip(holders).collect();
+        judged.sort_by_key(|(claim, holder)| (claim.numbers, holder.is_some()));
+        let (clients, holders) = judged.into_iter().unzip();
         Built {
             segments: segments.into_iter().map(describe).collect(),
             own,
@@ -414,10 +418,10 @@ impl World {
                 let found = exists.then(|| self.store.manifest.clone());
                 self.members[place].commits.read(found);
             }
-            Next::Settle(settlement) if !settlement.clients.is_empty() => {
+            Next::Settle(settlement) => {
                 self.settle_clients(place, &built, &settlement.clients);
+                self.settle(place, &settlement);
             }
-            Next::Settle(settlement) => self.settle(place, &settlement),
             Next::Renew(renewal) => {
                 if renewal.in_doubt && is_known {
                     self.store.broken.get_or_insert(Broken::Doubt);

@@ -9,8 +9,8 @@ use crate::support::group::{Group, SECOND, Way, address, append_all, percentile,
 use crate::support::{append, send_first};
 use futures::future::join_all;
 use millpond_manifest::{ClientClaim, ClientId, ClientRefusal, Numbers, ProducerId, SourcePartition};
-use millpond_producer::{AppendError, PeerRefusal, PeerRequest, Producer};
-use millpond_storage::unreliable::{Faults, On};
+use millpond_producer::{AppendError, Numbered, PeerRefusal, PeerRequest, Producer};
+use millpond_storage::unreliable::{Fault, Faults, On, Outage};
 use tokio::time::{Instant, sleep};
 use ulid::Ulid;
 
@@ -109,29 +109,63 @@ async fn a_refused_request_leaves_with_its_answer_and_the_rest_goes_on() {
     assert_eq!((times("one"), times("nine"), times("other")), (1, 0, 2));
 }
 
+/// The leader refuses a copy, and then the store does not answer it. The follower's manifest does not show the leader's copy.
 #[tokio::test(start_paused = true)]
 async fn a_refused_group_is_not_handed_over_after_a_lost_race() {
     let group = settled(1).await;
     let (leader, follower) = (&group.producers[0], &group.producers[1]);
-    send_counted(leader, 7, 1, "one").await;
     let asked = group.network.asked();
+    group.controls[0].once(On::Update, "manifest", Fault::Lost);
     let mut swap = group.controls[1].hold(On::Update, "manifest");
     let races = async {
+        while group.fallbacks("client") < 1.0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        group.controls[0].set_outage(Some(Outage::Fails));
         swap.arrived().await;
         group.world.change_manifest(|_| {}).await;
         swap.release();
     };
-    let gap = send(follower, "nine", counted(7, 9, "nine"));
-    let (gap, other, ()) = tokio::join!(gap, append(follower, "other"), races);
-    assert_eq!(gap, Err(AppendError::Client(ClientRefusal::Gap { last: 1 })));
+    let copy = send(follower, "one", counted(7, 1, "one"));
+    let follows = async {
+        let (copy, ()) = tokio::join!(copy, races);
+        assert_eq!(
+            group.network.asked(),
+            asked + 1,
+            "the group was handed over again"
+        );
+        group.controls[0].heal();
+        copy.unwrap()
+    };
+    let (own, copy) = tokio::join!(send(leader, "one", counted(7, 1, "one")), follows);
+    let own = own.unwrap();
+    assert_eq!((own.is_repeated, copy.is_repeated), (true, false));
+    assert_eq!(own.sequence, copy.sequence);
+    assert_eq!(group.counts("millpond_producer_numbers_spent_total"), 0.0);
+}
+
+fn kafka(epoch: u16, first: u32, count: u32) -> Numbered {
+    Numbered {
+        client: ClientId([9; 16]),
+        numbers: Numbers::Sequence { epoch, first, count },
+        checksum: 0,
+        source: None,
+    }
+}
+
+/// The manifest that a lost race leads to refuses a request that nobody was asked to commit: it leaves, and the leader gets the rest.
+#[tokio::test(start_paused = true)]
+async fn a_group_is_handed_over_without_what_the_manifest_refuses() {
+    let group = Group::new(2, SECOND, Faults::default()).await;
+    let (leader, late) = (&group.producers[0], &group.producers[1]);
+    let first = send(leader, "one", kafka(0, 0, 5)).await.unwrap();
+    let (again, other) = tokio::join!(send(late, "one", kafka(0, 0, 5)), append(late, "other"));
+    let again = again.unwrap();
+    assert_eq!((again.is_repeated, again.sequence), (true, first.sequence));
     other.unwrap();
-    assert_eq!(
-        group.network.asked(),
-        asked + 1,
-        "the group was handed over again"
-    );
-    append(follower, "next").await.unwrap();
-    assert_eq!(group.network.asked(), asked + 2);
+    assert_eq!(group.counts("millpond_producer_fallbacks_total"), 0.0);
+    assert_eq!(group.network.asked(), 1);
+    assert_eq!(group.world.log().await, ["one", "other"]);
 }
 
 fn noise(length: u32) -> String {
@@ -230,6 +264,45 @@ async fn a_version_that_does_not_know_clients_is_asked_for_other_records_only() 
             .count(),
         4
     );
+}
+
+/// A guest begins the next epoch of a Kafka producer, and leaves for another client. The log has the epoch before.
+#[tokio::test(start_paused = true)]
+async fn a_request_is_not_refused_for_one_of_another_producer_that_leaves() {
+    let group = settled(0).await;
+    let leader = &group.producers[0];
+    let member = ProducerId([9; 16]);
+    group
+        .world
+        .change_manifest(|state| *state = state.register(member, 1))
+        .await;
+    send(leader, "known", kafka(0, 0, 5)).await.unwrap();
+    send_counted(leader, 7, 1, "one").await;
+    let fences = ClientClaim {
+        client: ClientId([9; 16]),
+        numbers: kafka(1, 0, 1).numbers,
+        ..claim(0)
+    };
+    let guest = PeerRequest {
+        clients: vec![fences, claim(0)],
+        ..request(member, 1, "stream")
+    };
+    // The guest is in the first of two segments.
+    let mut upload = group.controls[0].hold(On::Create, "");
+    let guest = leader.commit_for(guest, leader.budget().nothing());
+    let first = async { tokio::join!(append(leader, "first"), guest) };
+    let second = async {
+        upload.arrived().await;
+        let release = async {
+            sleep(2 * SECOND).await;
+            upload.release();
+        };
+        tokio::join!(send(leader, "second", kafka(0, 5, 1)), release).0
+    };
+    let ((first, guest), second) = tokio::join!(first, second);
+    assert_eq!(second.map(|it| it.is_repeated), Ok(false));
+    assert_eq!(guest, Err(PeerRefusal::Client));
+    first.unwrap();
 }
 
 fn claim(segment: usize) -> ClientClaim {
