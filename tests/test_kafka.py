@@ -235,47 +235,98 @@ def test_tls_a_client_certificate_and_a_password(site):
     assert _stored(site) == _expected("known", numbers=100)
 
 
+class Sending:
+    """An idempotent librdkafka producer that sends records until it is told to stop."""
+
+    def __init__(self, gateway, client: str) -> None:
+        self._client = client
+        self._outcomes, self._stopping = Outcomes(), threading.Event()
+        self._producer = Producer(
+            {
+                "bootstrap.servers": gateway.kafka_address,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "message.timeout.ms": 120_000,
+                "reconnect.backoff.max.ms": 200,
+            }
+        )
+        self._thread = threading.Thread(target=self._send)
+        self._thread.start()
+
+    def _send(self) -> None:
+        for number in itertools.count():
+            if self._stopping.is_set():
+                return
+            value = _value(self._client, number)
+            self._producer.produce("events.kafka", value, on_delivery=self._outcomes.note)
+            self._producer.poll(0)
+            time.sleep(0.001)
+
+    def goes_on(self) -> None:
+        """Waits for further acknowledged records."""
+        enough = len(self._outcomes.committed) + 100
+        eventually("further records", lambda: len(self._outcomes.committed) > enough)
+
+    def finish(self) -> set[str]:
+        """Returns the records, all of which were sent and acknowledged."""
+        self._stopping.set()
+        self._thread.join()
+        assert self._producer.flush(4 * PATIENCE) == 0
+        assert self._outcomes.refused == []
+        return self._outcomes.committed
+
+
+def _assert_stored(site, consumer, committed: set[str]) -> None:
+    eventually(
+        "every acknowledged record",
+        lambda: consumer.must_run() or committed <= set(_stored(site)),
+    )
+    # Of all records sent, too: the client reported each one.
+    assert _stored(site) == sorted(committed)
+
+
 def test_gateways_stop_and_die_and_every_record_is_there_once(site):
     """An idempotent producer sends again what a gateway had when it died."""
     port = free_port()
     gateway, consumer = _gateway(site, port=port), _consumer(site)
-    producer = Producer(
-        {
-            "bootstrap.servers": gateway.kafka_address,
-            "enable.idempotence": True,
-            "linger.ms": 5,
-            "message.timeout.ms": 120_000,
-            "reconnect.backoff.max.ms": 200,
-        }
-    )
-    outcomes, stopping = Outcomes(), threading.Event()
-
-    def send() -> None:
-        for number in itertools.count():
-            if stopping.is_set():
-                return
-            value = _value("load", number)
-            producer.produce("events.kafka", value, on_delivery=outcomes.note)
-            producer.poll(0)
-            time.sleep(0.001)
-
-    sending = threading.Thread(target=send)
-    sending.start()
+    sending = Sending(gateway, "load")
     for turn, end in enumerate(("kill", "terminate", "kill", "terminate")):
-        enough = len(outcomes.committed) + 100
-        eventually("further records", lambda n=enough: len(outcomes.committed) > n)
+        sending.goes_on()
         getattr(gateway, end)()
         gateway = _gateway(site, port=port, name=f"gateway-{turn}")
-    stopping.set()
-    sending.join()
-    assert producer.flush(4 * PATIENCE) == 0
-    assert outcomes.refused == []
-    eventually(
-        "every acknowledged record",
-        lambda: consumer.must_run() or outcomes.committed <= set(_stored(site)),
-    )
-    # Of all records sent, too: the client reported each one.
-    assert _stored(site) == sorted(outcomes.committed)
+    _assert_stored(site, consumer, sending.finish())
+
+
+def test_a_leader_commits_for_idempotent_producers_of_other_gateways(site):
+    """The leader dies, and then the gateway of a producer."""
+    ports = [free_port() for _ in range(3)]
+
+    def start(number: int, name: str):
+        peers = ("--peer-listen", f"127.0.0.1:{free_port()}")
+        return _gateway(site, *peers, port=ports[number], name=name)
+
+    leader = start(0, "gateway-0")
+    assert _send(leader, "first", 10).refused == []
+    followers = [start(number, f"gateway-{number}") for number in (1, 2)]
+    consumer = _consumer(site)
+    loads = [Sending(gateway, f"load-{number}") for number, gateway in enumerate(followers)]
+    for load, gateway in zip(loads, followers, strict=True):
+        load.goes_on()
+        appended = "millpond_producer_appended_bytes_total"
+        eventually("the leader to commit", lambda of=gateway: of.metric(appended) > 0)
+    assert leader.metric("millpond_producer_commits_for_others_total") > 0
+    leader.kill()
+    leads = "millpond_producer_leads"
+    eventually("another leader", lambda: sum(it.metric(leads) for it in followers) == 1)
+    for load in loads:
+        load.goes_on()
+    followers[1].kill()
+    start(2, "gateway-again")
+    for load in loads:
+        load.goes_on()
+    committed = set().union(*(load.finish() for load in loads))
+    _assert_stored(site, consumer, committed | set(_expected("first", numbers=10)))
+    site.check_manifest()
 
 
 def test_keys_and_headers_are_columns_where_a_topic_says_so(site):

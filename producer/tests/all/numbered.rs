@@ -16,7 +16,7 @@ use ulid::Ulid;
 
 /// A leader, and followers that know it and its rhythm.
 async fn settled(followers: u64) -> Group {
-    let group = Group::new(1 + followers, SECOND, Faults::default()).await;
+    let group = Group::new(1 + followers, SECOND / 5, Faults::default()).await;
     append(&group.producers[0], "first").await.unwrap();
     for round in 0..3 {
         let text = format!("round {round}");
