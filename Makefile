@@ -47,6 +47,12 @@ bench-gateways: ## Latency and requests to a slow store with 1, 4, 16 and 48 gat
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
 	exec target/release/bench --only gateways $(BENCH_FLAGS)
 
+.PHONY: bench-backlog
+bench-backlog: ## How fast a consumer drains a backlog of small segments, by its writers (10 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
+	@$(call tools,libchdb)
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin bench
+	exec target/release/bench --only backlog $(BENCH_FLAGS)
+
 .PHONY: bench-fleet
 bench-fleet: ## Requests, dollars and latency of up to 1,000 gateways in virtual time, with faults (10 minutes; BENCH_FLAGS)
 	@mkdir -p bench-results

@@ -44,6 +44,18 @@ def test_bench_gateways(tmp_path):
         assert found["gateway"]["put"] > 0
 
 
+def test_bench_backlog(tmp_path):
+    run(BIN_DIR / "bench", "--only", "backlog", "--short", "--results", tmp_path)
+    [file] = tmp_path.iterdir()
+    results = json.loads(file.read_text())
+    kinds = [(found["size"], found["writers"]) for found in results["backlog"]]
+    assert kinds == [(size, writers) for writers in (1, 2, 4) for size in ("small", "full")]
+    for found in results["backlog"]:
+        assert found["records"] == 10_000
+        assert found["segments"] >= 100 or found["size"] == "full"
+        assert found["parts"] > 0
+
+
 def test_bench_growth():
     output = run(BIN_DIR / "growth", "--short").splitlines()
     lines = [json.loads(line) for line in output if line.startswith("{")]

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use millpond_load::clickhouse::UNIQUE;
 use tokio::time::{Instant, sleep};
 
@@ -28,6 +28,30 @@ pub(crate) async fn check_exact(clickhouse: SocketAddr, records: u64) -> anyhow:
         );
     }
     Ok(())
+}
+
+/// The active parts of the table.
+pub(crate) async fn parts(clickhouse: SocketAddr) -> anyhow::Result<u64> {
+    number(
+        clickhouse,
+        "SELECT count() FROM system.parts WHERE active AND database = 'otel' AND table = 'otel_logs'",
+    )
+    .await
+}
+
+/// The INSERTs that were delayed or rejected because the table had too many parts.
+pub(crate) async fn throttled_inserts(clickhouse: SocketAddr) -> anyhow::Result<u64> {
+    number(
+        clickhouse,
+        "SELECT sum(value) FROM system.events WHERE event IN ('DelayedInserts', 'RejectedInserts')",
+    )
+    .await
+}
+
+async fn number(clickhouse: SocketAddr, sql: &str) -> anyhow::Result<u64> {
+    let answer = query(clickhouse, &format!("{sql} FORMAT TSV")).await?;
+    let number = answer.trim().parse();
+    number.with_context(|| format!("ClickHouse answered {answer:?} instead of a number"))
 }
 
 /// Waits until no merge runs, up to the time limit.

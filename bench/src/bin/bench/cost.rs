@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::clickhouse;
 use crate::floor::{self, Floor};
 use crate::report::Spread;
-use crate::stack::{Settings, Stack};
+use crate::stack::{self, Settings, Stack};
 use millpond_load::process::{Process, ended_cpu_seconds};
 
 /// Time limit of the load. It allows 20,000 records per second for the default number, far below any machine's
@@ -113,7 +113,7 @@ async fn run(bodies: Option<&Path>, records: u64, settings: Settings) -> anyhow:
         bodies,
         &["--records", &records.to_string(), "--records-per-request", "1000"],
     )?;
-    let sent = stack.sent(load, LOAD_PATIENCE).await?;
+    let sent = stack::sent(load, LOAD_PATIENCE).await?;
     let load = ended_cpu_seconds()? - load_before;
     stack.delivered(sent.records_acknowledged).await?;
     let seconds = began.elapsed().as_secs_f64();

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::Flags;
 use crate::clickhouse;
 use crate::latency::LINGERS;
-use crate::stack::{Settings, Stack};
+use crate::stack::{self, Settings, Stack};
 use millpond_load::metrics::{Requests, Scrape};
 
 const NUMBERS: [usize; 4] = [1, 4, 16, 48];
@@ -102,12 +102,12 @@ async fn run(
 ) -> anyhow::Result<Gateways> {
     let gateways = stack.gateways.len();
     let first = stack.load(bodies, &flags(warm_up, gateways, load))?;
-    let first = stack.sent(first, LOAD_PATIENCE).await?;
+    let first = stack::sent(first, LOAD_PATIENCE).await?;
     stack.delivered(first.records_acknowledged).await?;
 
     let before = scrape(stack).await?;
     let second = stack.load(bodies, &flags(measured, gateways, load))?;
-    let sent = stack.sent(second, LOAD_PATIENCE).await?;
+    let sent = stack::sent(second, LOAD_PATIENCE).await?;
     let after = scrape(stack).await?;
     let records = first.records_acknowledged + sent.records_acknowledged;
     stack.delivered(records).await?;

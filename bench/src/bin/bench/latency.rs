@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::clickhouse;
-use crate::stack::{Settings, Stack};
+use crate::stack::{self, Settings, Stack};
 use millpond_load::metrics::{Requests, Scrape};
 
 const RATE: u64 = 20_000;
@@ -92,7 +92,7 @@ async fn run(
     let seconds = began.elapsed().as_secs_f64();
     let after = scrape(&stack).await?;
 
-    let sent = stack.sent(load, LOAD_PATIENCE).await?;
+    let sent = stack::sent(load, LOAD_PATIENCE).await?;
     stack.delivered(sent.records_acknowledged).await?;
     clickhouse::check_exact(stack.clickhouse, sent.records_acknowledged).await?;
     stack.stop().await?;

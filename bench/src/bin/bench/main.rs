@@ -2,6 +2,7 @@
 //! measurements of this run; the required bounds decide the exit code. A run counts only if it delivered every record
 //! exactly once.
 
+mod backlog;
 mod clickhouse;
 mod cost;
 mod floor;
@@ -27,7 +28,7 @@ struct Flags {
     #[arg(long, default_value_t = 1_000_000, conflicts_with = "short")]
     records: u64,
 
-    /// Repeats of the part "cost": the median counts.
+    /// Repeats of the parts "cost" and "backlog": the median counts.
     #[arg(long, default_value_t = 3, conflicts_with = "short")]
     repeats: u32,
 
@@ -46,6 +47,10 @@ struct Flags {
     /// Let each gateway of the part "gateways" commit for itself.
     #[arg(long)]
     without_leader: bool,
+
+    /// Small segments of the part "backlog", of 100 records each.
+    #[arg(long, default_value_t = 10_000, conflicts_with = "short")]
+    segments: u64,
 
     /// A folder of *.log files whose lines become log bodies [default: the load generator's].
     #[arg(long, env = "MILLPOND_LOGHUB")]
@@ -70,6 +75,8 @@ enum Part {
     Memory,
     /// Request latency, row latency and requests to the store with 1 to 48 gateways. Takes 15 minutes.
     Gateways,
+    /// The rate at which a consumer drains a backlog of small segments. Takes 10 minutes.
+    Backlog,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -92,7 +99,7 @@ async fn main() -> ExitCode {
 /// Returns whether every bound held.
 async fn run(flags: Flags) -> anyhow::Result<bool> {
     let wanted = |part| match &flags.only[..] {
-        [] => part != Part::Gateways,
+        [] => !matches!(part, Part::Gateways | Part::Backlog),
         parts => parts.contains(&part),
     };
     let bodies = flags.bodies.as_deref();
@@ -113,6 +120,10 @@ async fn run(flags: Flags) -> anyhow::Result<bool> {
     }
     if wanted(Part::Gateways) {
         results.gateways = gateways::measure(&flags, measured).await?;
+    }
+    if wanted(Part::Backlog) {
+        let segments = if flags.short { 100 } else { flags.segments };
+        results.backlog = backlog::measure(bodies, segments, repeats).await?;
     }
     if !flags.short {
         results.judge();

@@ -9,7 +9,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::clickhouse;
-use crate::stack::{Settings, Stack};
+use crate::stack::{self, Settings, Stack};
 
 pub(crate) const GATEWAY_LIMIT: u64 = 128 << 20;
 pub(crate) const CONSUMER_LIMIT: u64 = 256 << 20;
@@ -53,7 +53,7 @@ pub(crate) async fn measure(bodies: Option<&Path>, stall: Duration) -> anyhow::R
     stack.engine.signal(Signal::SIGCONT)?;
     let stall_seconds = stalled.elapsed().as_secs_f64();
 
-    let sent = stack.sent(load, LOAD_PATIENCE).await?;
+    let sent = stack::sent(load, LOAD_PATIENCE).await?;
     stack.delivered(sent.records_acknowledged).await?;
     let gateway = stack.gateways.first().context("a stack without a gateway")?;
     let memory = Memory {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 
+use crate::backlog::{Backlog, Segments};
 use crate::cost::Cost;
 use crate::gateways::{Gateways, Load};
 use crate::latency::Latency;
@@ -71,6 +72,7 @@ pub(crate) struct Results {
     pub(crate) latency: Vec<Latency>,
     pub(crate) memory: Option<Memory>,
     pub(crate) gateways: Vec<Gateways>,
+    pub(crate) backlog: Vec<Backlog>,
     floors: Vec<Floor>,
 }
 
@@ -87,6 +89,7 @@ impl Results {
             latency: Vec::new(),
             memory: None,
             gateways: Vec::new(),
+            backlog: Vec::new(),
             floors: Vec::new(),
         }
     }
@@ -125,6 +128,13 @@ impl Results {
                 "consumer's peak memory over its limit".to_owned(),
                 over(memory.consumer, memory.consumer_limit),
                 MEMORY_OVER_LIMIT_MAX,
+            ));
+        }
+        for row in self.backlog.iter().filter(|row| row.size == Segments::Small) {
+            floors.push(at_most(
+                format!("INSERTs that ClickHouse delayed, {} writers", row.writers),
+                row.throttled_inserts as f64,
+                0.0,
             ));
         }
         for (number, linger, p99_ms, usd) in GATEWAYS {
@@ -167,6 +177,7 @@ impl fmt::Display for Results {
         for gateways in &self.gateways {
             write!(f, "\n{gateways}")?;
         }
+        self.show_backlog(f)?;
         writeln!(f, "\nEvery record arrived exactly once.")?;
         for floor in &self.floors {
             let verdict = if floor.held { "held  " } else { "MISSED" };
@@ -249,6 +260,40 @@ impl Results {
             )?;
         }
         Ok(())
+    }
+
+    fn show_backlog(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(first) = self.backlog.first() else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "\na backlog of {} records, drained by a consumer that starts: median (min..max)",
+            first.records
+        )?;
+        let columns = [
+            "records/s",
+            "consumer, s/M",
+            "engine, s/M",
+            "parts",
+            "throttled",
+            "consumer's MiB",
+        ];
+        write!(f, "{:<12}{:<9}", "segments", "writers")?;
+        for column in columns {
+            write!(f, "{column:<26}")?;
+        }
+        for row in &self.backlog {
+            write!(f, "\n{:<12.0}{:<9}", row.segments, row.writers)?;
+            write!(
+                f,
+                "{:<26}{:<26}{:<26}",
+                row.records_per_second, row.consumer, row.engine
+            )?;
+            let (parts, memory) = (row.parts, row.consumer_memory >> 20);
+            write!(f, "{parts:<26}{:<26}{memory}", row.throttled_inserts)?;
+        }
+        writeln!(f)
     }
 
     fn show_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

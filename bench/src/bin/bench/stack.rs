@@ -12,7 +12,7 @@ use tokio::process::Command;
 use tokio::time::{Instant, sleep};
 
 use millpond_load::metrics::Scrape;
-use millpond_load::ports::sets_of_free_addresses;
+use millpond_load::ports::{free_addresses, sets_of_free_addresses};
 use millpond_load::process::Process;
 
 /// Time without progress after which missing records count as lost.
@@ -92,7 +92,7 @@ pub(crate) struct Waited {
 
 impl Stack {
     pub(crate) async fn start(settings: Settings) -> anyhow::Result<Stack> {
-        let directory = tempfile::Builder::new().prefix("millpond-bench-").tempdir()?;
+        let directory = directory()?;
         let path = directory.path();
         // All at once, so that no address is given to two processes.
         let mut addresses = sets_of_free_addresses::<4>(settings.gateways + 1)?;
@@ -100,36 +100,19 @@ impl Stack {
             bail!("no free addresses");
         };
 
-        let mut command = program("embedded-clickhouse")?;
-        command.args(["--listen", &clickhouse.to_string(), "--path"]);
-        command.arg(path.join("clickhouse"));
-        let mut engine = Process::start("clickhouse", command, path)?;
-        engine.ready(&format!("http://{clickhouse}/ping")).await?;
-
+        let engine = start_engine(clickhouse, path).await?;
         let buffer = format!("file://{}", path.join("buffer").display());
         let mut gateways = Vec::new();
         for (number, addresses) in addresses.into_iter().enumerate() {
             gateways.push(Gateway::start(number, addresses, settings, &buffer, path)?);
         }
         for gateway in &mut gateways {
-            gateway
-                .process
-                .ready(&format!("http://{}/readyz", gateway.admin))
-                .await?;
+            gateway.ready().await?;
         }
 
-        let mut command = program("millpond")?;
-        command.args([
-            "consume",
-            "--buffer",
-            &buffer,
-            "--admin",
-            &consumer_admin.to_string(),
-        ]);
-        command.args(["--clickhouse", &format!("http://{clickhouse}")]);
-        command.args(settings.consumer);
-        command.args(settings.slow(settings.gateways));
-        let mut consumer = Process::start("consumer", command, path)?;
+        let flags = settings.consumer.iter().map(|flag| (*flag).to_owned());
+        let flags: Vec<String> = flags.chain(settings.slow(settings.gateways)).collect();
+        let mut consumer = start_consumer(&buffer, consumer_admin, clickhouse, &flags, path)?;
         consumer.ready(&format!("http://{consumer_admin}/readyz")).await?;
         Ok(Stack {
             gateways,
@@ -143,29 +126,7 @@ impl Stack {
 
     /// Starts the load generator with these flags, in addition to the standard ones. It sends to all gateways.
     pub(crate) fn load(&self, bodies: Option<&Path>, flags: &[impl AsRef<OsStr>]) -> anyhow::Result<Process> {
-        let mut command = program("millpond")?;
-        command.args(["load", "--json"]);
-        for gateway in &self.gateways {
-            command.args(["--endpoint", &gateway.otlp.to_string()]);
-        }
-        if let Some(bodies) = bodies {
-            command.arg("--bodies").arg(bodies);
-        }
-        command.args(flags);
-        Process::start("load", command, self.directory.path())
-    }
-
-    /// Waits for the end of a load and checks that everything it sent was acknowledged.
-    pub(crate) async fn sent(&self, load: Process, patience: Duration) -> anyhow::Result<Sent> {
-        let report = load.output(patience).await?;
-        // Standard error precedes the report in the same log.
-        let json = report.lines().last().unwrap_or_default();
-        let sent: Sent = serde_json::from_str(json)
-            .with_context(|| format!("the load generator printed {report:?} instead of its report"))?;
-        if sent.unacknowledged > 0 {
-            bail!("{} records were not acknowledged: {json}", sent.unacknowledged);
-        }
-        Ok(sent)
+        start_load(&self.gateways, bodies, flags, self.directory.path())
     }
 
     /// Waits until the consumer has written `records` records.
@@ -217,8 +178,109 @@ impl Stack {
     }
 }
 
+/// A consumer of a buffer that nobody writes to, and its ClickHouse. Dropping this kills them.
+pub(crate) struct Reader {
+    pub(crate) consumer: Process,
+    pub(crate) engine: Process,
+    pub(crate) admin: SocketAddr,
+    pub(crate) clickhouse: SocketAddr,
+    /// When the consumer was started, and the CPU-seconds that the engine had taken until then.
+    pub(crate) began: Instant,
+    pub(crate) engine_before: f64,
+    // Removed last.
+    _directory: TempDir,
+}
+
+impl Reader {
+    /// Starts both, and waits until the consumer serves its metrics.
+    pub(crate) async fn start(buffer: &str, flags: &[impl AsRef<OsStr>]) -> anyhow::Result<Reader> {
+        let directory = directory()?;
+        let path = directory.path();
+        let [admin, clickhouse] = free_addresses()?;
+        let engine = start_engine(clickhouse, path).await?;
+        let (began, engine_before) = (Instant::now(), engine.cpu_seconds()?);
+        let mut consumer = start_consumer(buffer, admin, clickhouse, flags, path)?;
+        consumer.ready(&format!("http://{admin}/readyz")).await?;
+        Ok(Reader {
+            consumer,
+            engine,
+            admin,
+            clickhouse,
+            began,
+            engine_before,
+            _directory: directory,
+        })
+    }
+
+    /// Stops both. Fails if one does not end cleanly.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.consumer.stop().await?;
+        self.engine.stop().await
+    }
+}
+
+/// A temporary directory for processes.
+pub(crate) fn directory() -> std::io::Result<TempDir> {
+    tempfile::Builder::new().prefix("millpond-bench-").tempdir()
+}
+
+async fn start_engine(address: SocketAddr, path: &Path) -> anyhow::Result<Process> {
+    let mut command = program("embedded-clickhouse")?;
+    command.args(["--listen", &address.to_string(), "--path"]);
+    command.arg(path.join("clickhouse"));
+    let mut engine = Process::start("clickhouse", command, path)?;
+    engine.ready(&format!("http://{address}/ping")).await?;
+    Ok(engine)
+}
+
+fn start_consumer(
+    buffer: &str,
+    admin: SocketAddr,
+    clickhouse: SocketAddr,
+    flags: &[impl AsRef<OsStr>],
+    path: &Path,
+) -> anyhow::Result<Process> {
+    let mut command = program("millpond")?;
+    command.args(["consume", "--buffer", buffer, "--admin", &admin.to_string()]);
+    command.args(["--clickhouse", &format!("http://{clickhouse}")]);
+    command.args(flags);
+    Process::start("consumer", command, path)
+}
+
+/// Starts the load generator with these flags, in addition to the standard ones.
+pub(crate) fn start_load(
+    gateways: &[Gateway],
+    bodies: Option<&Path>,
+    flags: &[impl AsRef<OsStr>],
+    path: &Path,
+) -> anyhow::Result<Process> {
+    let mut command = program("millpond")?;
+    command.args(["load", "--json"]);
+    for gateway in gateways {
+        command.args(["--endpoint", &gateway.otlp.to_string()]);
+    }
+    if let Some(bodies) = bodies {
+        command.arg("--bodies").arg(bodies);
+    }
+    command.args(flags);
+    Process::start("load", command, path)
+}
+
+/// Waits for the end of a load and checks that everything it sent was acknowledged.
+pub(crate) async fn sent(load: Process, patience: Duration) -> anyhow::Result<Sent> {
+    let report = load.output(patience).await?;
+    // Standard error precedes the report in the same log.
+    let json = report.lines().last().unwrap_or_default();
+    let sent: Sent = serde_json::from_str(json)
+        .with_context(|| format!("the load generator printed {report:?} instead of its report"))?;
+    if sent.unacknowledged > 0 {
+        bail!("{} records were not acknowledged: {json}", sent.unacknowledged);
+    }
+    Ok(sent)
+}
+
 impl Gateway {
-    fn start(
+    pub(crate) fn start(
         number: usize,
         [otlp, otlp_http, admin, peers]: [SocketAddr; 4],
         settings: Settings,
@@ -242,6 +304,15 @@ impl Gateway {
         command.args(settings.slow(number));
         let process = Process::start("gateway", command, &path.join(format!("gateway-{number}")))?;
         Ok(Gateway { process, otlp, admin })
+    }
+
+    pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
+        let url = format!("http://{}/readyz", self.admin);
+        self.process.ready(&url).await
+    }
+
+    pub(crate) async fn metrics(&self) -> anyhow::Result<Scrape> {
+        Scrape::of(self.admin).await
     }
 }
 
