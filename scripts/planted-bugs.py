@@ -603,6 +603,13 @@ CATCHERS = {
         ),
     ],
     "resolved-too-early": [model(PRODUCERS, UNKNOWN)],
+    "absent-is-unchanged": [
+        Catcher(
+            "consumer/tests/all/earlier.rs",
+            "a_manifest_that_is_gone_ends_the_consumer_after_a_minute",
+            r"\[\]",
+        )
+    ],
     "earlier-log-taken": [
         Catcher(
             "consumer/tests/all/earlier.rs",

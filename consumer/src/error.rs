@@ -89,6 +89,16 @@ pub enum ConsumeError {
         /// The latest version that was seen.
         shown: u64,
     },
+    /// The store has had no manifest for a minute, and had one before.
+    #[error(
+        "the store has no {key}, and this process saw version {shown} of it a minute ago: somebody deleted or moved the buffer, or the URL leads to another bucket now; restore the buffer, or check the store"
+    )]
+    Gone {
+        /// The manifest's key.
+        key: String,
+        /// The latest version that was seen.
+        shown: u64,
+    },
     /// A segment or page was trimmed that this consumer had not read: by retention, by a round of garbage collection
     /// that began before the consumer did, or after another process of this name had read it.
     #[error(

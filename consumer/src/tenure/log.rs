@@ -50,7 +50,7 @@ impl Known {
 const PAGES_AHEAD: usize = 2;
 
 pub(super) type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
-pub(super) type Reading = BoxFuture<'static, Result<Option<Snapshot<Manifest>>, ReadError>>;
+pub(super) type Reading = BoxFuture<'static, Result<Reread<Manifest>, ReadError>>;
 
 impl Tenure<'_> {
     pub(super) fn begin_read(&mut self) {
@@ -63,27 +63,26 @@ impl Tenure<'_> {
         self.read_knowing = self.log.as_ref().map_or(0, |known| known.log.stamp.version);
         let read = async move {
             match known {
-                None => cas::read::<Manifest>(&store, &key).await,
-                Some(known) => match cas::read_if_changed(&store, &key, &known).await? {
-                    Reread::Changed(log) => Ok(Some(log)),
-                    Reread::Unchanged | Reread::Absent => Ok(None),
-                },
+                None => {
+                    let found = cas::read::<Manifest>(&store, &key).await?;
+                    Ok(found.map_or(Reread::Absent, Reread::Changed))
+                }
+                Some(known) => cas::read_if_changed(&store, &key, &known).await,
             }
         };
         self.reading = Some(read.boxed());
     }
 
-    pub(super) fn read(
-        &mut self,
-        outcome: Result<Option<Snapshot<Manifest>>, ReadError>,
-    ) -> Result<(), ConsumeError> {
+    pub(super) fn read(&mut self, outcome: Result<Reread<Manifest>, ReadError>) -> Result<(), ConsumeError> {
         self.poll_at = Instant::now() + self.discovery.poll_interval();
         let what = format!("reading {}", layout::manifest(self.shard.claim.shard));
         match outcome {
             Ok(news) => {
                 let behind = match news {
-                    Some(news) => self.found(news)?,
-                    None => self.unconfirmed().map(|known| known.stored_version),
+                    Reread::Changed(news) => self.found(news)?,
+                    Reread::Unchanged => self.unconfirmed().map(|known| known.stored_version),
+                    // Nobody deletes a manifest: this is another bucket, or a copy from before the first commit.
+                    Reread::Absent => self.log.as_ref().map(|_| 0),
                 };
                 // The answer to a request from before the leader's news may be older than these.
                 match behind.filter(|found| *found < self.read_knowing || !self.is_hearsay()) {
@@ -227,7 +226,7 @@ impl Tenure<'_> {
             PageRead::Trimmed(log) => {
                 // A read under way may return an older manifest.
                 self.reading = None;
-                self.read(Ok(Some(*log)))
+                self.read(Ok(Reread::Changed(*log)))
             }
         }
     }

@@ -149,17 +149,23 @@ impl Tenure<'_> {
         }
     }
 
-    /// Waits for a store that returned a state from before the known one, for a minute.
+    /// Waits for a store that returned a state from before the known one, for a minute. 0: it has none.
     pub(super) fn store_is_behind(&mut self, what: &str, found: u64) -> Result<(), ConsumeError> {
         let Some(known) = &self.log else { return Ok(()) };
         let shown = known.log.stamp.version;
         let since = *self.behind_since.get_or_insert_with(Instant::now);
         if since.elapsed() >= BEHIND_WAIT {
             let key = layout::manifest(self.shard.claim.shard);
-            return Err(ConsumeError::Behind { key, found, shown });
+            return Err(match found {
+                0 => ConsumeError::Gone { key, shown },
+                found => ConsumeError::Behind { key, found, shown },
+            });
         }
         let who = if known.is_hearsay() { "the leader" } else { "it" };
-        let reason = format!("the store returns version {found}, and {who} showed version {shown}");
+        let reason = match found {
+            0 => format!("the store has no manifest, and {who} showed version {shown}"),
+            found => format!("the store returns version {found}, and {who} showed version {shown}"),
+        };
         let readiness = &self.shard.claim.readiness;
         readiness.waits(what, &reason, Level::Warn);
         if self.discovery.works() {

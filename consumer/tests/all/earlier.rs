@@ -4,6 +4,7 @@
 use crate::support::{Log, Running, STREAM, Table, acknowledged, config, eventually, put, start};
 use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::cursor::Plan;
+use millpond_manifest::layout;
 use millpond_storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
@@ -157,4 +158,44 @@ async fn a_restored_manifest_ends_the_consumer_after_a_minute() {
         acknowledged(&log, log.manifest().await.state.next_sequence).await;
         next.stop().await.unwrap();
     }
+}
+
+/// Somebody moves the buffer away, and back again.
+#[tokio::test(start_paused = true)]
+async fn a_manifest_that_is_gone_ends_the_consumer_after_a_minute() {
+    let table = Table::open("table");
+    let (mut log, consumer) = begun(&table).await;
+    let key = layout::manifest(log.manifest().await.state.shard);
+    let moved = log.store.get(&key).await.unwrap().unwrap().bytes;
+    log.store.delete(&key).await.unwrap();
+    sleep(50 * SECOND).await;
+    let waits = consumer.readiness.waiting_for();
+    assert!(
+        waits.iter().any(|wait| wait.contains("has no manifest")),
+        "{waits:?}"
+    );
+    log.store.put_if_absent(&key, vec![moved]).await.unwrap();
+    sleep(2 * SECOND).await;
+    assert_eq!(consumer.readiness.waiting_for(), [] as [String; 0]);
+    log.commit(&[3]).await;
+    acknowledged(&log, 2).await;
+    log.store.delete(&key).await.unwrap();
+    let ended = timeout(70 * SECOND, consumer.task).await.unwrap().unwrap();
+    assert!(matches!(ended, Err(ConsumeError::Gone { .. })), "{ended:?}");
+    assert_eq!(table.rows(), log.rows());
+}
+
+/// A consumer may start before the first commit.
+#[tokio::test(start_paused = true)]
+async fn a_buffer_without_a_manifest_is_awaited() {
+    let table = Table::open("table");
+    let store = Store::memory();
+    let log = Log::new(store.clone()).await;
+    let newest = log.manifest().await.state;
+    store.delete(&layout::manifest(newest.shard)).await.unwrap();
+    let consumer = start(&store, slow(), &table);
+    sleep(200 * SECOND).await;
+    assert!(!consumer.task.is_finished());
+    assert_eq!(consumer.readiness.waiting_for(), [] as [String; 0]);
+    consumer.stop().await.unwrap();
 }
