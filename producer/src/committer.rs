@@ -543,13 +543,14 @@ impl Committer {
             }
             Next::Spent => {
                 self.upload.metrics.numbers_spent.inc();
-                // The leader has refused clients of that number.
-                self.keeps_group = false;
                 Progress::Settled
             }
             Next::Settle(settlement) => {
                 let is_own = settlement.own.is_some();
-                if !settlement.refuses_clients() {
+                if settlement.refuses_clients() {
+                    // Those that the leader refused leave the group.
+                    self.keeps_group = false;
+                } else {
                     self.upload.metrics.commits_found.inc();
                 }
                 self.settle(members, &described, settlement).await;
