@@ -310,9 +310,9 @@ def test_a_leader_commits_for_idempotent_producers_of_other_gateways(site):
     followers = [start(number, f"gateway-{number}") for number in (1, 2)]
     consumer = _consumer(site)
     loads = [Sending(gateway, f"load-{number}") for number, gateway in enumerate(followers)]
+    appended = "millpond_producer_appended_bytes_total"
     for load, gateway in zip(loads, followers, strict=True):
         load.goes_on()
-        appended = "millpond_producer_appended_bytes_total"
         eventually("the leader to commit", lambda of=gateway: of.metric(appended) > 0)
     assert leader.metric("millpond_producer_commits_for_others_total") > 0
     leader.kill()
