@@ -162,8 +162,10 @@ struct Trim {
 struct Needs {
     /// Some consumer needs everything from this sequence on. `None` without consumers.
     from: Option<u64>,
-    /// Cursors that cannot be read: key and reason.
+    /// Cursors that cannot be read, or that cannot be of this log: key and reason.
     unreadable: Vec<String>,
+    /// Cursors with positions beyond the end of the log: key and position.
+    ahead: Vec<(String, u64)>,
 }
 
 /// Trims sequences that every consumer has read, and those that retention drops. Without consumers, only retention
@@ -217,7 +219,7 @@ impl GarbageCollector {
         }
         to.register(
             "unreadable_cursors",
-            "Cursors that the last round could not read: the logs of their shards are not trimmed",
+            "Cursors that the last round could not read, or that are ahead of their log: the logs of their shards are not trimmed",
             metrics.unreadable_cursors.clone(),
         );
         GarbageCollector {
@@ -392,7 +394,8 @@ impl GarbageCollector {
             let now_ms = self.environment.now_ms();
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let needs = self.needs(shard).await?;
+            let mut needs = self.needs(shard, state.next_sequence).await?;
+            self.check_ahead(&key, &mut needs).await?;
             let trim = trim(&state, &needs, self.config.max_age.map(before));
             let next = state.collect(trim.to, before(self.config.grace));
             let done = Collected {
@@ -429,7 +432,7 @@ impl GarbageCollector {
     ///
     /// A consumer with a cursor in the first shard and none in this one needs everything here: it has not noticed yet that the buffer
     /// has grown.
-    async fn needs(&self, shard: u32) -> Result<Needs, CollectError> {
+    async fn needs(&self, shard: u32, log_end: u64) -> Result<Needs, CollectError> {
         let mut needs = Needs::default();
         let listed = self.store.list(&layout::consumers(shard)).await?;
         let cursors: BTreeSet<String> = listed.into_iter().map(|found| found.key).collect();
@@ -444,6 +447,9 @@ impl GarbageCollector {
             match cas::read::<Cursor>(&self.store, key).await {
                 // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
+                    let next = cursor.state.streams.values().map(|stream| stream.next).max();
+                    let ahead = next.filter(|next| *next > log_end);
+                    needs.ahead.extend(ahead.map(|next| (key.clone(), next)));
                     let from = cursor.state.needs();
                     needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
                 }
@@ -453,6 +459,23 @@ impl GarbageCollector {
             }
         }
         Ok(needs)
+    }
+
+    /// Checks the cursors that are beyond the end of a log that was read before them. If they are beyond that of a later one, too,
+    /// somebody has restored the manifest: its sequences are not those that their consumers have read.
+    async fn check_ahead(&self, manifest: &str, needs: &mut Needs) -> Result<(), CollectError> {
+        if needs.ahead.is_empty() {
+            return Ok(());
+        }
+        let found = cas::read::<Manifest>(&self.store, manifest).await?;
+        let end = found.map_or(0, |found| found.state.next_sequence);
+        for (key, next) in needs.ahead.drain(..).filter(|(_, next)| *next > end) {
+            needs.unreadable.push(format!(
+                "{key}: it has read up to sequence {next}, and the log ends at {end}: somebody restored the manifest; see `millpond \
+                 consumer reset`"
+            ));
+        }
+        Ok(())
     }
 
     /// Returns true if a consumer of the first shard has no cursor among these of another shard.

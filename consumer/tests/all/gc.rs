@@ -162,6 +162,47 @@ async fn eight() -> Log {
     log
 }
 
+/// Somebody restores the manifest of a consumer that has read more. What comes then has sequences that the consumer has behind it, and a
+/// reset still finds it.
+#[tokio::test]
+async fn a_cursor_that_is_ahead_of_its_log_keeps_all_of_it() {
+    let mut log = eight().await;
+    acknowledge(&log, "default", STREAM, 9).await;
+    acknowledge(&log, "slow", STREAM, 3).await;
+    let clock = Clock::at(log.now_ms);
+    let done = gc(&log.store, &clock).round(false).await.unwrap();
+    assert_eq!(done.trimmed_sequences, 0);
+    let [why] = &done.unreadable_cursors[..] else {
+        panic!("{:?}", done.unreadable_cursors);
+    };
+    assert!(
+        why.contains("default/cursor") && why.contains("read up to sequence 9, and the log ends at 8"),
+        "{why}"
+    );
+    // Once the log has as much, the consumers decide again.
+    log.commit(&[1]).await;
+    let done = gc(&log.store, &clock).round(false).await.unwrap();
+    assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (3, 0));
+}
+
+/// A busy log grows between the reads of its manifest and of its cursors.
+#[tokio::test]
+async fn a_cursor_that_has_moved_on_with_its_log_does_not_keep_it() {
+    let mut log = eight().await;
+    let (store, network) = log.store.behind(Faults::default());
+    let mut listed = network.hold(On::List, "consumers");
+    let clock = Clock::at(log.now_ms);
+    let mut gc = gc(&store, &clock);
+    let round = tokio::spawn(async move { gc.round(false).await });
+    listed.arrived().await;
+    log.commit(&[1, 1]).await;
+    acknowledge(&log, "default", STREAM, 10).await;
+    listed.release();
+    let done = round.await.unwrap().unwrap();
+    assert_eq!(done.unreadable_cursors, [] as [String; 0]);
+    assert!(done.trimmed_sequences >= 8, "{done:?}");
+}
+
 /// Anybody with one consumer's credentials can write an unreadable cursor.
 #[tokio::test(start_paused = true)]
 async fn a_cursor_that_cannot_be_read_keeps_its_shard_and_stops_no_other() {
