@@ -603,6 +603,48 @@ CATCHERS = {
         ),
     ],
     "resolved-too-early": [model(PRODUCERS, UNKNOWN)],
+    "succeeded-owner-ends": [
+        Catcher(
+            "consumer/tests/all/pages.rs",
+            "an_owner_that_was_succeeded_before_the_log_was_trimmed_stands_by",
+            "slow: false",
+        )
+    ],
+    "slow-last-words-end": [
+        Catcher(
+            "consumer/tests/all/pages.rs",
+            "an_owner_that_was_succeeded_before_the_log_was_trimmed_stands_by",
+            "slow: true",
+        )
+    ],
+    "removed-passes-for-trimmed": [
+        Catcher(
+            "consumer/tests/all/pages.rs",
+            "an_owner_of_a_removed_cursor_says_so_when_the_log_was_trimmed",
+            "Trimmed",
+        )
+    ],
+    "cursor-ahead-trims": [
+        Catcher(
+            "consumer/tests/all/gc.rs",
+            "a_cursor_that_is_ahead_of_its_log_keeps_all_of_it",
+            "left: 3",
+        )
+    ],
+    "cursor-judged-by-an-older-log": [
+        Catcher(
+            "consumer/tests/all/gc.rs",
+            "a_cursor_that_has_moved_on_with_its_log_does_not_keep_it",
+            "somebody restored the manifest",
+        )
+    ],
+    "missing-log-unnoticed": [
+        Catcher(
+            "consumer/tests/all/earlier.rs",
+            "a_consumer_that_has_read_a_log_waits_for_one",
+            r"\[\]",
+        )
+    ],
     "absent-is-unchanged": [
         Catcher(
             "consumer/tests/all/earlier.rs",

@@ -235,11 +235,16 @@ impl Claim {
                 self.readiness.waits(&self.what(), error, Level::Warn);
             }
         }
-        // This process wrote any state that carries its opening (in this attempt, or in an earlier one that landed
-        // late), or an operator did without fencing it. In both cases that state is in force, plans included.
+        self.look(&before.state).await
+    }
+
+    /// Asks the store who has the cursor that this process had in this state.
+    pub(crate) async fn look(&self, before: &Cursor) -> Result<Outcome, ConsumeError> {
         let found = self.read().await?;
         Ok(match found {
-            Some(snapshot) if snapshot.state.is_of(&before.state) => Outcome::Ours(Box::new(snapshot)),
+            // This process wrote any state that carries its opening (in this attempt, or in an earlier one that landed
+            // late), or an operator did without fencing it. In both cases that state is in force, plans included.
+            Some(snapshot) if snapshot.state.is_of(before) => Outcome::Ours(Box::new(snapshot)),
             Some(snapshot) if snapshot.state.is_removed() => Outcome::Removed,
             Some(snapshot) => Outcome::Fenced {
                 owner: match snapshot.state.ownership {

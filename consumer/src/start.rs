@@ -5,7 +5,7 @@ use crate::error::ConsumeError;
 use crate::owner::Owned;
 use crate::schedule::begins;
 use crate::shard::{Admitted, PageRead, Shard};
-use millpond_manifest::{Entry, Log, Manifest};
+use millpond_manifest::{Cursor, Entry, Log, Manifest};
 use tracing::{info, warn};
 
 impl Shard {
@@ -69,6 +69,18 @@ impl Shard {
         Ok(found.or_else(in_tail).unwrap_or(log.next_sequence))
     }
 
+    /// Warns of a log that ends before what the consumer has read.
+    pub(crate) fn warn_if_ahead(&self, cursor: &Cursor, log_end: u64) {
+        let read = has_read(cursor);
+        if read > log_end {
+            warn!(
+                shard = self.claim.shard,
+                "this consumer has read up to sequence {read}, and the log in the store ends at {log_end}: somebody restored the manifest, \
+                 or the store serves old copies. Records below sequence {read} are not sent: see `millpond consumer reset`"
+            );
+        }
+    }
+
     /// Says where the owner begins, and how much lies ahead.
     pub(crate) fn announce_start(&self, owned: &Owned, log: Option<&Manifest>) {
         let (shard, cursor) = (self.claim.shard, &owned.durable.state);
@@ -80,18 +92,13 @@ impl Shard {
             );
         }
         let Some(log) = log else {
-            return info!(shard, "begins at sequence 0: the log is empty");
+            if has_read(cursor) == 0 {
+                info!(shard, "begins at sequence 0: the log is empty");
+            }
+            return;
         };
         let log = Log::new(log.clone());
-        let read = cursor.streams.values().map(|stream| stream.next).max();
-        if let Some(read) = read.filter(|read| *read > log.next_sequence) {
-            warn!(
-                shard,
-                "this consumer has read up to sequence {read}, and the log in the store ends at {}: somebody restored the manifest, or the \
-                 store serves old copies. Records below sequence {read} are not sent: see `millpond consumer reset`",
-                log.next_sequence
-            );
-        }
+        self.warn_if_ahead(cursor, log.next_sequence);
         let (mut at, mut records, mut paged) = (log.next_sequence, 0, false);
         for (index, stream) in (0_u32..).zip(&log.streams) {
             if self.worker.takes(&stream.name, stream.encoding) {
@@ -112,4 +119,10 @@ impl Shard {
             "begins at sequence {at}: {most}{records} records lie ahead"
         );
     }
+}
+
+/// The sequence up to which a consumer has read, of all streams.
+pub(crate) fn has_read(cursor: &Cursor) -> u64 {
+    let next = cursor.streams.values().map(|stream| stream.next);
+    next.max().unwrap_or(0)
 }

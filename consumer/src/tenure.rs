@@ -176,10 +176,16 @@ impl<'a> Tenure<'a> {
         let term = self.serve_until_it_ends().await;
         let term = match term {
             Err(error) if !matches!(error, ConsumeError::Removed { .. }) => {
-                let found = self.leave(&error).await;
-                // The next owner has got so far that nobody needs what this one misses.
-                let is_over = error.is_of_trimmed() && matches!(found, Some(TermEnd::Fenced));
-                if is_over { Ok(TermEnd::Fenced) } else { Err(error) }
+                match self.leave(&error).await {
+                    // The next owner has got so far that nobody needs what this one misses.
+                    Ok(Some(TermEnd::Fenced)) if error.is_of_trimmed() => {
+                        let shard = self.shard.claim.shard;
+                        info!(shard, "what it still wanted is the next owner's matter: {error}");
+                        Ok(TermEnd::Fenced)
+                    }
+                    Ok(_) => Err(error),
+                    Err(removed) => Err(removed),
+                }
             }
             term => term,
         };

@@ -67,6 +67,8 @@ impl Shard {
             if matches!(term?, TermEnd::Released) && !was_given {
                 return Ok(());
             }
+            // Nothing of that term waits any more.
+            self.claim.readiness.forget();
         }
     }
 

@@ -6,6 +6,7 @@ use crate::discovery::{Fallback, follows};
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
+use crate::start::has_read;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
@@ -82,7 +83,11 @@ impl Tenure<'_> {
                     Reread::Changed(news) => self.found(news)?,
                     Reread::Unchanged => self.unconfirmed().map(|known| known.stored_version),
                     // Nobody deletes a manifest: this is another bucket, or a copy from before the first commit.
-                    Reread::Absent => self.log.as_ref().map(|_| 0),
+                    Reread::Absent if self.log.is_none() => {
+                        self.no_manifest(&what);
+                        return Ok(());
+                    }
+                    Reread::Absent => Some(0),
                 };
                 // The answer to a request from before the leader's news may be older than these.
                 match behind.filter(|found| *found < self.read_knowing || !self.is_hearsay()) {
@@ -103,6 +108,17 @@ impl Tenure<'_> {
         }
     }
 
+    /// Takes note of a store without a manifest, which this owner has not seen. There is none before the first commit.
+    fn no_manifest(&self, what: &str) {
+        let (read, readiness) = (has_read(&self.durable.state), &self.shard.claim.readiness);
+        if read == 0 {
+            return readiness.goes_on(what);
+        }
+        let reason =
+            format!("the store has no manifest, and this consumer has read up to sequence {read} of it");
+        readiness.waits(what, reason, Level::Warn);
+    }
+
     fn is_hearsay(&self) -> bool {
         self.unconfirmed().is_some()
     }
@@ -118,6 +134,8 @@ impl Tenure<'_> {
         self.shard.check_log(&news.state)?;
         let stamp = news.state.stamp;
         let Some(known) = self.log.as_mut() else {
+            self.shard
+                .warn_if_ahead(&self.durable.state, news.state.next_sequence);
             self.log = Some(Known::new(news));
             self.learn();
             return Ok(None);

@@ -66,7 +66,10 @@ impl Tenure<'_> {
 
     /// Releases the cursor with the reason why this process ends. The next owner then does not wait for the lease, and
     /// an operator sees the reason. Gives up if the release takes long. Returns the end of the term as the store shows it, if it does.
-    pub(super) async fn leave(&mut self, error: &ConsumeError) -> Option<TermEnd> {
+    ///
+    /// # Errors
+    /// The cursor was removed.
+    pub(super) async fn leave(&mut self, error: &ConsumeError) -> Result<Option<TermEnd>, ConsumeError> {
         self.work.abort_all();
         // Wait for the swap in flight. Otherwise it could win against the release.
         let giving_back = async {
@@ -84,14 +87,32 @@ impl Tenure<'_> {
                 }
             }
         };
-        if let Ok(Ok(end)) = timeout(LAST_WORDS, giving_back).await {
-            return Some(end);
+        match timeout(LAST_WORDS, giving_back).await {
+            Ok(Ok(end)) => return Ok(Some(end)),
+            Ok(Err(removed @ ConsumeError::Removed { .. })) => return Err(removed),
+            Ok(Err(_)) => {}
+            // A swap on a connection that died while this machine stood still takes long. A new request shows who was faster.
+            Err(_) if error.is_of_trimmed() => {
+                if let Ok(successor) = timeout(RELEASE_PATIENCE, self.successor()).await {
+                    return successor;
+                }
+            }
+            Err(_) => {}
         }
         warn!(
             shard = self.shard.claim.shard,
             "the cursor could not be given back: the next owner waits for the lease"
         );
-        None
+        Ok(None)
+    }
+
+    /// Asks the store whether another process has opened the cursor since.
+    async fn successor(&mut self) -> Result<Option<TermEnd>, ConsumeError> {
+        match self.shard.claim.look(&self.durable.state).await? {
+            Outcome::Fenced { owner, epoch } => Ok(Some(self.fenced(&owner, epoch))),
+            Outcome::Removed => Err(self.shard.claim.removed()),
+            Outcome::Ours(_) => Ok(None),
+        }
     }
 
     /// Makes one attempt to write a released cursor, and removes it if it is `done`. `None`: an earlier swap of ours was in

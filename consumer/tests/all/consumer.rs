@@ -288,6 +288,31 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
     second.stop().await.unwrap();
 }
 
+/// An operator skips what the sink does not take. The process opens the cursor again at once, and has nothing to write.
+#[tokio::test]
+async fn an_owner_whose_position_was_reset_waits_for_nothing() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let away = Table::open("table");
+    away.fail_next(&[Fault::Down; 1_000]);
+    let renews_soon = Config {
+        lease: Duration::from_secs(3),
+        ..config("a")
+    };
+    let owner = start(&log.store, renews_soon, &away);
+    let readiness = owner.readiness.clone();
+    eventually("the owner waits for the sink", async || {
+        !readiness.waiting_for().is_empty()
+    })
+    .await;
+    log.reset("default", 1).await;
+    eventually("it waits for nothing", async || {
+        readiness.waiting_for().is_empty()
+    })
+    .await;
+    owner.stop().await.unwrap();
+}
+
 #[tokio::test]
 async fn consumers_with_different_names_both_get_everything() {
     let mut log = Log::new(Store::memory()).await;

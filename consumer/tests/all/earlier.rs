@@ -199,3 +199,29 @@ async fn a_buffer_without_a_manifest_is_awaited() {
     assert_eq!(consumer.readiness.waiting_for(), [] as [String; 0]);
     consumer.stop().await.unwrap();
 }
+
+/// A restart changes nothing: nobody knows where the log is.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_has_read_a_log_waits_for_one() {
+    let table = Table::open("table");
+    let (mut log, consumer) = begun(&table).await;
+    consumer.stop().await.unwrap();
+    let key = layout::manifest(log.manifest().await.state.shard);
+    let moved = log.store.get(&key).await.unwrap().unwrap().bytes;
+    log.store.delete(&key).await.unwrap();
+    let consumer = start(&log.store, slow(), &table);
+    sleep(200 * SECOND).await;
+    let waits = consumer.readiness.waiting_for();
+    assert!(
+        waits
+            .iter()
+            .any(|wait| wait.contains("has read up to sequence 1")),
+        "{waits:?}"
+    );
+    log.store.put_if_absent(&key, vec![moved]).await.unwrap();
+    log.commit(&[3]).await;
+    acknowledged(&log, 2).await;
+    assert_eq!(consumer.readiness.waiting_for(), [] as [String; 0]);
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}

@@ -8,6 +8,7 @@ use millpond_storage::unreliable::{Fault, Faults, On, WriteFaults};
 use millpond_storage::{Cas, Store};
 use std::collections::BTreeMap;
 use std::time::Duration;
+use tokio::time::sleep;
 
 const NEVER: Duration = Duration::from_secs(3_600);
 
@@ -446,4 +447,52 @@ async fn batches_in_doubt_that_were_trimmed_hold_nothing_up() {
         (63..84).all(|row| rows.contains_key(&format!("row-{row}"))),
         "{rows:?}"
     );
+}
+
+/// A successor has read all of a log that is trimmed while its predecessor waits for a segment. The predecessor's last words may
+/// take long: a machine that stood still has connections that died.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_was_succeeded_before_the_log_was_trimmed_stands_by() {
+    for is_slow in [false, true] {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[20]).await;
+        let key = layout::segment(0, log.manifest().await.state.tail[0].segment);
+        let (store, network) = log.store.behind(Faults::default());
+        let mut segment = network.hold(On::Get, &key);
+        let table = Table::open("table");
+        let first = start(&store, config("a"), &table);
+        segment.arrived().await;
+        let swap = is_slow.then(|| network.hold(On::Update, "cursor"));
+        let second = start(&log.store, successor("b"), &table);
+        acknowledged(&log, STREAM, 1).await;
+        log.change(|log| log.collect(1, 0)).await;
+        log.store.delete(&key).await.unwrap();
+        segment.release();
+        sleep(Duration::from_secs(10)).await;
+        assert!(!first.task.is_finished(), "slow: {is_slow}");
+        drop(swap);
+        second.stop().await.unwrap();
+        log.commit(&[2]).await;
+        acknowledged(&log, STREAM, 2).await;
+        first.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows());
+    }
+}
+
+/// The removal is the reason to end, whatever was trimmed after it.
+#[tokio::test(start_paused = true)]
+async fn an_owner_of_a_removed_cursor_says_so_when_the_log_was_trimmed() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let key = layout::segment(0, log.manifest().await.state.tail[0].segment);
+    let (store, network) = log.store.behind(Faults::default());
+    let mut segment = network.hold(On::Get, &key);
+    let consumer = start(&store, config("a"), &Table::open("table"));
+    segment.arrived().await;
+    log.remove("default").await;
+    log.change(|log| log.collect(1, 0)).await;
+    log.store.delete(&key).await.unwrap();
+    segment.release();
+    let ended = consumer.task.await.unwrap();
+    assert!(matches!(ended, Err(ConsumeError::Removed { .. })), "{ended:?}");
 }
