@@ -49,7 +49,7 @@ pub(crate) fn claims_of<'a>(works: impl Iterator<Item = &'a EncodedWork>) -> Vec
 ///
 /// A client that counts its requests may see them overtake each other, so its numbers order them. Kafka's sequence numbers
 /// start again at 0, and its requests keep their order: that of the segments. So do the offsets of a partition, whichever bridge
-/// read them. Of two copies, this producer's is the first: the other one spoils no more than a request of another producer.
+/// read them. This producer's copy of a request comes before another producer's: refused, that one spoils no segment.
 pub(crate) fn sort(all: &mut [Judged]) {
     let is_own = |it: &&Judged| matches!(it.whose, Whose::Own { .. });
     let own: HashMap<(ClientId, Numbers), usize> = match all.iter().all(|it| is_own(&it)) {

@@ -162,8 +162,8 @@ async fn eight() -> Log {
     log
 }
 
-/// Somebody restores the manifest of a consumer that has read more. What comes then has sequences that the consumer has behind it, and a
-/// reset still finds it.
+/// Somebody restores the manifest of a consumer that has read more. Records that come then have sequences that the consumer has behind
+/// it, and a reset still finds them.
 #[tokio::test]
 async fn a_cursor_that_is_ahead_of_its_log_keeps_all_of_it() {
     let mut log = eight().await;

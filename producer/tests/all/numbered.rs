@@ -179,7 +179,7 @@ fn noise(length: u32) -> String {
     (0..length).map(next).collect()
 }
 
-/// Of two copies in one commit, the leader's lands. The follower would race with the leader for the answer, so it hears of its
+/// If one commit has two copies, the leader's lands. The follower would race with the leader for the answer, so it hears of its
 /// refusal after the leader's swap.
 #[tokio::test(start_paused = true)]
 async fn a_follower_hears_of_a_refused_client_after_the_leaders_swap() {

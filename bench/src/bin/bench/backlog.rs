@@ -1,5 +1,5 @@
 //! Catching up: a consumer that starts with a backlog of many small segments, and with the same records in few large ones, by
-//! the number of its writers. Each run has its own ClickHouse, and a consumer of its own name reads the same buffer.
+//! the number of its writers. All runs read the same buffer, each with an empty ClickHouse and under another consumer's name.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::stack::{self, Gateway, Reader, Settings};
 use millpond_load::metrics::Scrape;
 use millpond_load::ports::sets_of_free_addresses;
 
-/// With so many writers.
+/// The numbers of writers.
 const WRITERS: [usize; 3] = [1, 2, 4];
 /// Records of a small segment: each request fills one.
 const RECORDS_PER_SEGMENT: u64 = 100;
