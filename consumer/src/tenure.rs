@@ -14,7 +14,7 @@ use crate::bisect::{Refusal, Refusals};
 use crate::discovery::Discovery;
 use crate::error::ConsumeError;
 use crate::lease::Lease;
-use crate::metrics::range;
+use crate::metrics::{InStage, range};
 use crate::owner::{Outcome, Owned};
 use crate::rounds::{LaterRound, LaterRounds};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule};
@@ -320,8 +320,11 @@ impl<'a> Tenure<'a> {
         let worker = self.shard.worker.clone();
         self.schedule.started(key.clone());
         self.traces.insert(key.clone(), job.trace.clone());
-        self.work.spawn(async move { (key, worker.work(job).await) });
-        self.shard.worker.metrics.running.inc();
+        let under_way = InStage::of(&worker.metrics.running);
+        self.work.spawn(async move {
+            let _under_way = under_way;
+            (key, worker.work(job).await)
+        });
     }
 
     /// The batch's turn, if its stream's repeated events are dropped. A batch before the beginning of the setting has none: the
@@ -345,7 +348,6 @@ impl<'a> Tenure<'a> {
             trace.finished();
         }
         self.finished_at = Instant::now();
-        self.shard.worker.metrics.running.dec();
         self.shard
             .worker
             .metrics

@@ -7,6 +7,7 @@ use millpond_manifest::cursor::{Ownership, Plan};
 use millpond_manifest::{cas, layout};
 use millpond_storage::unreliable::{self, Faults, On, Outage, WriteFaults};
 use millpond_storage::{Cas, Store};
+use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::collections::HashSet;
 use std::time::Duration;
@@ -266,7 +267,16 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
         lease: Duration::from_secs(3),
         ..config("a")
     };
-    let owner = Consumer::new(log.store.clone(), renews_soon, away, &mut Registry::default()).unwrap();
+    let mut registry = Registry::default();
+    let owner = Consumer::new(log.store.clone(), renews_soon, away, &mut registry).unwrap();
+    let batches = || {
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("millpond_consumer_batches_running "));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
     let readiness = owner.readiness();
     let shutdown = CancellationToken::new();
     let task = tokio::spawn(owner.run(shutdown.clone()));
@@ -274,6 +284,7 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
         !readiness.waiting_for().is_empty()
     })
     .await;
+    assert_eq!(batches(), "1");
 
     let table = Table::open("table");
     let takes_over = Config {
@@ -283,6 +294,7 @@ async fn an_owner_that_waited_for_the_sink_and_was_fenced_stands_by_ready() {
     let second = start(&log.store, takes_over, &table);
     table.has(20).await;
     eventually("the first stands by", async || readiness.waiting_for().is_empty()).await;
+    assert_eq!(batches(), "0", "of a term that is over");
     shutdown.cancel();
     task.await.unwrap().unwrap();
     second.stop().await.unwrap();
