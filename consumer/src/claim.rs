@@ -3,14 +3,18 @@
 use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::reading::read_patiently;
-use millpond_manifest::cas::Snapshot;
+use millpond_manifest::cas::{self, Snapshot};
 use millpond_manifest::cursor::UniqueSettings;
-use millpond_manifest::{BatchingPolicy, Cursor, Fingerprint, SinkTable, layout};
+use millpond_manifest::{BatchingPolicy, Buffer, Cursor, Fingerprint, SinkTable, layout};
 use millpond_runtime::{Environment, Readiness};
 use millpond_storage::Store;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::timeout;
 use uuid::Uuid;
+
+/// The maximum wait for the answer whether there is a buffer.
+const ASK: Duration = Duration::from_secs(5);
 
 /// Identifies a cursor and the process that claims it.
 #[derive(Clone)]
@@ -49,6 +53,18 @@ impl Claim {
         ConsumeError::Removed {
             consumer: self.cursor.clone(),
             shard: self.shard,
+        }
+    }
+
+    /// The reason why the cursor is not there: an operator removed the consumer, or the whole buffer is gone.
+    pub(crate) async fn why_removed(&self, removed: ConsumeError) -> ConsumeError {
+        let buffer = timeout(ASK, cas::read::<Buffer>(&self.store, layout::BUFFER)).await;
+        match buffer {
+            Ok(Ok(None)) => ConsumeError::BufferGone {
+                consumer: self.cursor.clone(),
+                url: self.store.url().to_owned(),
+            },
+            _ => removed,
         }
     }
 

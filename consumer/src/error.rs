@@ -167,6 +167,17 @@ pub enum ConsumeError {
         /// The shard.
         shard: u32,
     },
+    /// The cursor is gone, and so is the buffer's object.
+    #[error(
+        "the store has neither the cursor of consumer {consumer} nor a buffer at {url}: somebody deleted or moved the buffer, or the URL \
+         leads to another bucket now; restore the buffer, or check the store"
+    )]
+    BufferGone {
+        /// The consumer's name.
+        consumer: String,
+        /// The buffer.
+        url: String,
+    },
     /// The sink cannot tell which rows it has, so a repair is impossible.
     #[error(
         "{sink} cannot tell which rows of stream {stream} it has, so that they cannot be repaired: its table does not keep the \

@@ -24,6 +24,14 @@ struct LetsBe {
 impl Shard {
     /// Consumes the shard until the shutdown, as the cursor's owner or in standby.
     pub(crate) async fn run(self) -> Result<(), ConsumeError> {
+        let claim = self.claim.clone();
+        match self.serve_terms().await {
+            Err(removed @ ConsumeError::Removed { .. }) => Err(claim.why_removed(removed).await),
+            end => end,
+        }
+    }
+
+    async fn serve_terms(self) -> Result<(), ConsumeError> {
         let (mut take_over, mut known) = (self.config.take_over, self.admitted != Admitted::Unasked);
         loop {
             let Some(owned) = self.stand_by(take_over, &mut known).await? else {

@@ -225,3 +225,19 @@ async fn a_consumer_that_has_read_a_log_waits_for_one() {
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
 }
+
+/// An owner and a standby notice it when they look at the cursor.
+#[tokio::test(start_paused = true)]
+async fn consumers_of_a_buffer_that_is_gone_say_so() {
+    let table = Table::open("table");
+    let (log, owner) = begun(&table).await;
+    let second = start(&log.store, config("b"), &table);
+    sleep(2 * SECOND).await;
+    for found in log.store.list("").await.unwrap() {
+        log.store.delete(&found.key).await.unwrap();
+    }
+    for consumer in [owner, second] {
+        let ended = timeout(60 * SECOND, consumer.task).await.unwrap().unwrap();
+        assert!(matches!(ended, Err(ConsumeError::BufferGone { .. })), "{ended:?}");
+    }
+}
