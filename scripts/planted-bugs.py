@@ -631,6 +631,13 @@ CATCHERS = {
             "left: 3",
         )
     ],
+    "wrong-log-collected": [
+        Catcher(
+            "consumer/tests/all/gc.rs",
+            "a_cursor_that_is_ahead_of_its_log_keeps_all_of_it",
+            "left",
+        )
+    ],
     "cursor-judged-by-an-older-log": [
         Catcher(
             "consumer/tests/all/gc.rs",

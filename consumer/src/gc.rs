@@ -157,12 +157,23 @@ struct Trim {
     needed: u64,
 }
 
+/// The log of a shard in a round.
+enum Advanced {
+    /// There is none.
+    Absent,
+    /// Cursors are ahead of it, each as its key and the reason: it is not the log that their consumers have read. Nothing of the
+    /// shard is deleted, because somebody may put the right one back.
+    Wrong(Vec<String>),
+    /// Its state, and what the round changes about it. The state is in force, except in a dry round.
+    To(Box<Manifest>, Collected),
+}
+
 /// The part of a shard's log that its consumers still need.
 #[derive(Debug, Default)]
 struct Needs {
     /// Some consumer needs everything from this sequence on. `None` without consumers.
     from: Option<u64>,
-    /// Cursors that cannot be read, or that cannot be of this log: key and reason.
+    /// Cursors that cannot be read: key and reason.
     unreadable: Vec<String>,
     /// Cursors with positions beyond the end of the log: key and position.
     ahead: Vec<(String, u64)>,
@@ -328,20 +339,24 @@ impl GarbageCollector {
         let mut done = Collected::default();
         if !dry {
             match self.advance(shard, true).await? {
-                None => return Ok(done),
-                Some((log, would)) if !self.is_worth_it(&log, &would).await => {
+                Advanced::To(log, would) if !self.is_worth_it(&log, &would).await => {
                     done.unreadable_cursors = would.unreadable_cursors;
                     return Ok(done);
                 }
-                Some(_) => {}
+                _ => {}
             }
         }
         let garbage = loop {
-            let Some((log, advanced)) = self.advance(shard, dry).await? else {
-                return Ok(done);
-            };
             // Each attempt finds them again.
             done.unreadable_cursors.clear();
+            let (log, advanced) = match self.advance(shard, dry).await? {
+                Advanced::Absent => return Ok(done),
+                Advanced::Wrong(ahead) => {
+                    done.unreadable_cursors = ahead;
+                    return Ok(done);
+                }
+                Advanced::To(log, advanced) => (log, advanced),
+            };
             done.add(advanced);
             match self.garbage(&log).await {
                 // Another garbage collector has trimmed further meanwhile, and deleted the page.
@@ -383,19 +398,22 @@ impl GarbageCollector {
         }))
     }
 
-    /// Advances the log's beginning and the orphan floor. The returned state is in force, except in a dry round.
-    async fn advance(&self, shard: u32, dry: bool) -> Result<Option<(Manifest, Collected)>, CollectError> {
+    /// Advances the log's beginning and the orphan floor.
+    async fn advance(&self, shard: u32, dry: bool) -> Result<Advanced, CollectError> {
         let key = layout::manifest(shard);
         for _ in 0..SWAPS_MAX {
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
-                return Ok(None);
+                return Ok(Advanced::Absent);
             };
             let Snapshot { state, version, .. } = found;
             let now_ms = self.environment.now_ms();
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let mut needs = self.needs(shard, state.next_sequence).await?;
-            self.check_ahead(&key, &mut needs).await?;
+            let needs = self.needs(shard, state.next_sequence).await?;
+            let ahead = self.still_ahead(&key, &needs).await?;
+            if !ahead.is_empty() {
+                return Ok(Advanced::Wrong(ahead));
+            }
             let trim = trim(&state, &needs, self.config.max_age.map(before));
             let next = state.collect(trim.to, before(self.config.grace));
             let done = Collected {
@@ -405,7 +423,7 @@ impl GarbageCollector {
                 ..Collected::default()
             };
             if dry || next == state {
-                return Ok(Some((next, done)));
+                return Ok(Advanced::To(Box::new(next), done));
             }
             let next = next.stamped(self.environment.random());
             // Read again after an unknown outcome, as after a mismatch: trimming twice is harmless.
@@ -421,7 +439,7 @@ impl GarbageCollector {
                         trim.to
                     );
                 }
-                return Ok(Some((snapshot.state, done)));
+                return Ok(Advanced::To(Box::new(snapshot.state), done));
             }
         }
         Err(CollectError::Contended(shard))
@@ -447,9 +465,10 @@ impl GarbageCollector {
             match cas::read::<Cursor>(&self.store, key).await {
                 // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
-                    let next = cursor.state.streams.values().map(|stream| stream.next).max();
-                    let ahead = next.filter(|next| *next > log_end);
-                    needs.ahead.extend(ahead.map(|next| (key.clone(), next)));
+                    let furthest = cursor.state.furthest();
+                    if furthest > log_end {
+                        needs.ahead.push((key.clone(), furthest));
+                    }
                     let from = cursor.state.needs();
                     needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
                 }
@@ -461,21 +480,22 @@ impl GarbageCollector {
         Ok(needs)
     }
 
-    /// Checks the cursors that are beyond the end of a log that was read before them. If they are beyond that of a later one, too,
-    /// somebody has restored the manifest: its sequences are not those that their consumers have read.
-    async fn check_ahead(&self, manifest: &str, needs: &mut Needs) -> Result<(), CollectError> {
+    /// Returns the cursors that are beyond the end of a log that is read now, after them, with the reason. Its sequences are not those
+    /// that their consumers have read.
+    async fn still_ahead(&self, manifest: &str, needs: &Needs) -> Result<Vec<String>, CollectError> {
         if needs.ahead.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let found = cas::read::<Manifest>(&self.store, manifest).await?;
         let end = found.map_or(0, |found| found.state.next_sequence);
-        for (key, next) in needs.ahead.drain(..).filter(|(_, next)| *next > end) {
-            needs.unreadable.push(format!(
-                "{key}: it has read up to sequence {next}, and the log ends at {end}: somebody restored the manifest; see `millpond \
-                 consumer reset`"
-            ));
-        }
-        Ok(())
+        let ahead = needs.ahead.iter().filter(|(_, read)| *read > end);
+        let why = |(key, read): &(String, u64)| {
+            format!(
+                "{key}: it has read up to sequence {read}, and the log ends at {end}: somebody restored the manifest, or the store serves old \
+                 copies"
+            )
+        };
+        Ok(ahead.map(why).collect())
     }
 
     /// Returns true if a consumer of the first shard has no cursor among these of another shard.

@@ -36,11 +36,11 @@ pub(crate) const BEHIND_WAIT: Duration = Duration::from_secs(60);
 pub(crate) const NOT_YET: &str = "the leader has shown it, and the store does not have it yet";
 
 /// Returns true if the store's manifest lacks this sequence, which a leader has shown: the store may return older states for a while. True
-/// without an answer, too.
+/// without a manifest or an answer, too.
 pub(crate) async fn is_behind(store: &Store, shard: u32, sequence: u64) -> bool {
     match cas::read::<Manifest>(store, &layout::manifest(shard)).await {
-        Ok(Some(found)) => found.state.next_sequence <= sequence,
-        Ok(None) | Err(ReadError::Format { .. }) => false,
+        Ok(found) => found.is_none_or(|found| found.state.next_sequence <= sequence),
+        Err(ReadError::Format { .. }) => false,
         Err(ReadError::Store(_)) => true,
     }
 }

@@ -13,7 +13,7 @@ use crate::worker::BatchWorker;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Manifest, Page, PageReference, layout};
-use millpond_runtime::{Backoff, Level};
+use millpond_runtime::{Backoff, Level, Readiness};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -124,14 +124,13 @@ impl Shard {
         let all = requests_of(buffer_id, shard, &consumer);
         let what = format!("requests of earlier owners of shard {shard:04}");
         let settle = async move {
-            readiness.waits(&what, "they may still be under way to the sink", Level::Warn);
-            tokio::time::sleep(outlived).await;
+            wait_for_requests(&readiness, &what, outlived).await;
             let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
             loop {
                 match sink.settle(&all, Some(&own)).await {
                     Ok(Settled::Ended) => break,
                     Ok(Settled::Waits) => {
-                        tokio::time::sleep(sink.attempt_max()).await;
+                        wait_for_requests(&readiness, &what, sink.attempt_max()).await;
                         break;
                     }
                     Err(error) => readiness.waits(&what, error, Level::Warn),
@@ -152,6 +151,19 @@ impl Shard {
             found: log.buffer_id,
             expected: self.claim.buffer_id,
         })
+    }
+}
+
+/// Waits for requests that may still be under way to the sink. Says so again and again: the end of another shard's term drops all waits.
+async fn wait_for_requests(readiness: &Readiness, what: &str, mut time: Duration) {
+    loop {
+        readiness.waits(what, "they may still be under way to the sink", Level::Warn);
+        let pause = time.min(Duration::from_secs(1));
+        sleep(pause).await;
+        time -= pause;
+        if time.is_zero() {
+            return;
+        }
     }
 }
 

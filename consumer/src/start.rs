@@ -71,12 +71,10 @@ impl Shard {
 
     /// Warns of a log that ends before what the consumer has read.
     pub(crate) fn warn_if_ahead(&self, cursor: &Cursor, log_end: u64) {
-        let read = has_read(cursor);
-        if read > log_end {
+        if let Some(reason) = is_ahead(cursor, log_end) {
             warn!(
                 shard = self.claim.shard,
-                "this consumer has read up to sequence {read}, and the log in the store ends at {log_end}: somebody restored the manifest, \
-                 or the store serves old copies. Records below sequence {read} are not sent: see `millpond consumer reset`"
+                "this consumer {reason}. Stop the gateways, and read what has come since with another consumer, into other tables"
             );
         }
     }
@@ -92,7 +90,7 @@ impl Shard {
             );
         }
         let Some(log) = log else {
-            if has_read(cursor) == 0 {
+            if cursor.furthest() == 0 {
                 info!(shard, "begins at sequence 0: the log is empty");
             }
             return;
@@ -121,8 +119,13 @@ impl Shard {
     }
 }
 
-/// The sequence up to which a consumer has read, of all streams.
-pub(crate) fn has_read(cursor: &Cursor) -> u64 {
-    let next = cursor.streams.values().map(|stream| stream.next);
-    next.max().unwrap_or(0)
+/// Why a log cannot be the one that the consumer has read. `None`: it may be.
+pub(crate) fn is_ahead(cursor: &Cursor, log_end: u64) -> Option<String> {
+    let read = cursor.furthest();
+    (read > log_end).then(|| {
+        format!(
+            "has read up to sequence {read}, and the log in the store ends at {log_end}: somebody restored the manifest, or the store serves \
+             old copies. Records below sequence {read} are not sent"
+        )
+    })
 }

@@ -184,7 +184,10 @@ impl<'a> Tenure<'a> {
                         Ok(TermEnd::Fenced)
                     }
                     Ok(_) => Err(error),
-                    Err(removed) => Err(removed),
+                    Err(removed) => {
+                        warn!(shard = self.shard.claim.shard, "{error}");
+                        Err(removed)
+                    }
                 }
             }
             term => term,

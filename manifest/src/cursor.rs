@@ -226,6 +226,13 @@ impl Cursor {
         self.streams.get(stream).map_or(self.start, |s| s.next)
     }
 
+    /// The last sequence before which anything of any stream is acknowledged, or before which the consumer began. No cursor of a log
+    /// is further than its end.
+    pub fn furthest(&self) -> u64 {
+        let next = self.streams.values().map(|stream| stream.next);
+        next.max().map_or(self.start, |next| next.max(self.start))
+    }
+
     /// The stream's planned batches.
     pub fn planned(&self, stream: &str) -> impl Iterator<Item = Plan> {
         self.streams

@@ -6,7 +6,7 @@ use crate::discovery::{Fallback, follows};
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
-use crate::start::has_read;
+use crate::start::is_ahead;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
@@ -94,7 +94,11 @@ impl Tenure<'_> {
                     Some(found) => self.store_is_behind(&what, found)?,
                     None => {
                         self.behind_since = None;
-                        self.shard.claim.readiness.goes_on(&what);
+                        let log_end = self.log.as_ref().map_or(0, |known| known.log.next_sequence);
+                        match is_ahead(&self.durable.state, log_end) {
+                            Some(reason) => self.shard.claim.readiness.waits(&what, reason, Level::Warn),
+                            None => self.shard.claim.readiness.goes_on(&what),
+                        }
                     }
                 }
                 self.show_backlog();
@@ -110,7 +114,7 @@ impl Tenure<'_> {
 
     /// Takes note of a store without a manifest, which this owner has not seen. There is none before the first commit.
     fn no_manifest(&self, what: &str) {
-        let (read, readiness) = (has_read(&self.durable.state), &self.shard.claim.readiness);
+        let (read, readiness) = (self.durable.state.furthest(), &self.shard.claim.readiness);
         if read == 0 {
             return readiness.goes_on(what);
         }

@@ -92,11 +92,11 @@ impl Tenure<'_> {
             Ok(Err(removed @ ConsumeError::Removed { .. })) => return Err(removed),
             Ok(Err(_)) => {}
             // A swap on a connection that died while this machine stood still takes long. A new request shows who was faster.
-            Err(_) if error.is_of_trimmed() => {
-                if let Ok(successor) = timeout(RELEASE_PATIENCE, self.successor()).await {
-                    return successor;
-                }
-            }
+            Err(_) if error.is_of_trimmed() => match timeout(RELEASE_PATIENCE, self.successor()).await {
+                Ok(Ok(Some(end))) => return Ok(Some(end)),
+                Ok(Err(removed @ ConsumeError::Removed { .. })) => return Err(removed),
+                Ok(_) | Err(_) => {}
+            },
             Err(_) => {}
         }
         warn!(

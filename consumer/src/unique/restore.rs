@@ -151,11 +151,9 @@ async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Manifest
     let mut behind_since = None;
     let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
     loop {
-        let Some(found) = shard.read_log().await? else {
-            return Err(source.lost(shard, "the manifest is not in the store".to_owned()));
-        };
-        let reached = found.state.next_sequence;
-        if reached >= to {
+        let found = shard.read_log().await?;
+        let reached = found.as_ref().map_or(0, |found| found.state.next_sequence);
+        if let Some(found) = found.filter(|_| reached >= to) {
             shard.claim.readiness.goes_on(&what);
             return Ok(found.state);
         }

@@ -200,6 +200,28 @@ async fn a_buffer_without_a_manifest_is_awaited() {
     consumer.stop().await.unwrap();
 }
 
+/// Somebody deleted the manifest, and a gateway began a new one.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_of_a_log_that_ends_before_its_position_is_not_ready() {
+    let table = Table::open("table");
+    let (mut log, consumer) = begun(&table).await;
+    let before = log.manifest().await.state;
+    log.commit(&[3]).await;
+    acknowledged(&log, 2).await;
+    consumer.stop().await.unwrap();
+    put(&log, &before).await;
+    let consumer = start(&log.store, slow(), &table);
+    sleep(100 * SECOND).await;
+    let waits = consumer.readiness.waiting_for();
+    assert!(
+        waits
+            .iter()
+            .any(|wait| wait.contains("has read up to sequence 2")),
+        "{waits:?}"
+    );
+    consumer.stop().await.unwrap();
+}
+
 /// A restart changes nothing: nobody knows where the log is.
 #[tokio::test(start_paused = true)]
 async fn a_consumer_that_has_read_a_log_waits_for_one() {

@@ -169,9 +169,14 @@ async fn a_cursor_that_is_ahead_of_its_log_keeps_all_of_it() {
     let mut log = eight().await;
     acknowledge(&log, "default", STREAM, 9).await;
     acknowledge(&log, "slow", STREAM, 3).await;
-    let clock = Clock::at(log.now_ms);
+    // A segment of the log that is gone, which somebody may put back.
+    let lost = layout::segment(0, Ulid::from_parts(1, 1));
+    log.store.put_if_absent(&lost, vec!["lost".into()]).await.unwrap();
+    let clock = Clock::at(log.now_ms + 100 * u64::try_from(GRACE.as_millis()).unwrap());
+    let before = log.manifest().await.state;
     let done = gc(&log.store, &clock).round(false).await.unwrap();
-    assert_eq!(done.trimmed_sequences, 0);
+    assert_eq!((done.trimmed_sequences, done.segments), (0, 0));
+    assert_eq!(log.manifest().await.state, before);
     let [why] = &done.unreadable_cursors[..] else {
         panic!("{:?}", done.unreadable_cursors);
     };
@@ -183,6 +188,17 @@ async fn a_cursor_that_is_ahead_of_its_log_keeps_all_of_it() {
     log.commit(&[1]).await;
     let done = gc(&log.store, &clock).round(false).await.unwrap();
     assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (3, 0));
+}
+
+/// A consumer that began at the end of the log and has read nothing.
+#[tokio::test]
+async fn a_beginning_that_is_ahead_of_its_log_keeps_all_of_it() {
+    let log = eight().await;
+    acknowledge(&log, "default", STREAM, 8).await;
+    log.reset("default", 9).await;
+    let clock = Clock::at(log.now_ms);
+    let done = gc(&log.store, &clock).round(false).await.unwrap();
+    assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (0, 1));
 }
 
 /// A busy log grows between the reads of its manifest and of its cursors.
