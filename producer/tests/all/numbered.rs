@@ -8,7 +8,9 @@ use crate::leader::{delegated, request};
 use crate::support::group::{Group, SECOND, Way, address, append_all, percentile, slow_store};
 use crate::support::{append, send_first};
 use futures::future::join_all;
-use millpond_manifest::{ClientClaim, ClientId, ClientRefusal, Numbers, ProducerId, SourcePartition};
+use millpond_manifest::{
+    ClientClaim, ClientId, ClientRefusal, Manifest, Numbers, ProducerId, SourcePartition,
+};
 use millpond_producer::{AppendError, Numbered, PeerRefusal, PeerRequest, Producer};
 use millpond_storage::unreliable::{Fault, Faults, On, Outage};
 use tokio::time::{Instant, sleep};
@@ -266,16 +268,21 @@ async fn a_version_that_does_not_know_clients_is_asked_for_other_records_only() 
     );
 }
 
+/// A producer that is not in this process, which the leader knows.
+async fn member(group: &Group) -> ProducerId {
+    let member = ProducerId([9; 16]);
+    let register = |state: &mut Manifest| *state = state.register(member, 1);
+    group.world.change_manifest(register).await;
+    append(&group.producers[0], "meets the member").await.unwrap();
+    member
+}
+
 /// A guest begins the next epoch of a Kafka producer, and leaves for another client. The log has the epoch before.
 #[tokio::test(start_paused = true)]
 async fn a_request_is_not_refused_for_one_of_another_producer_that_leaves() {
     let group = settled(0).await;
     let leader = &group.producers[0];
-    let member = ProducerId([9; 16]);
-    group
-        .world
-        .change_manifest(|state| *state = state.register(member, 1))
-        .await;
+    let member = member(&group).await;
     send(leader, "known", kafka(0, 0, 5)).await.unwrap();
     send_counted(leader, 7, 1, "one").await;
     let fences = ClientClaim {
@@ -319,12 +326,7 @@ fn claim(segment: usize) -> ClientClaim {
 async fn a_leader_checks_the_clients_of_a_request() {
     let group = settled(0).await;
     let leader = &group.producers[0];
-    let member = ProducerId([9; 16]);
-    group
-        .world
-        .change_manifest(|state| *state = state.register(member, 1))
-        .await;
-    append(leader, "meets the member").await.unwrap();
+    let member = member(&group).await;
     let source = SourcePartition {
         source: "cluster".into(),
         topic: "topic".into(),
@@ -375,12 +377,7 @@ async fn a_leader_checks_the_clients_of_a_request() {
 async fn a_row_names_the_segment_that_another_producer_uploaded() {
     let group = settled(0).await;
     let leader = &group.producers[0];
-    let member = ProducerId([9; 16]);
-    group
-        .world
-        .change_manifest(|state| *state = state.register(member, 1))
-        .await;
-    append(leader, "meets the member").await.unwrap();
+    let member = member(&group).await;
     let other = PeerRequest {
         clients: vec![claim(1)],
         ..delegated(member, &[Ulid::from_parts(1, 1), Ulid::from_parts(1, 2)])
