@@ -628,7 +628,7 @@ CATCHERS = {
         Catcher(
             "consumer/tests/all/gc.rs",
             "a_cursor_that_is_ahead_of_its_log_keeps_all_of_it",
-            "left: 3",
+            r"left: \(3",
         )
     ],
     "wrong-log-collected": [

@@ -209,7 +209,8 @@ async fn a_cursor_that_has_moved_on_with_its_log_does_not_keep_it() {
     let mut listed = network.hold(On::List, "consumers");
     let clock = Clock::at(log.now_ms);
     let mut gc = gc(&store, &clock);
-    let round = tokio::spawn(async move { gc.round(false).await });
+    // A dry round reads each once.
+    let round = tokio::spawn(async move { gc.round(true).await });
     listed.arrived().await;
     log.commit(&[1, 1]).await;
     acknowledge(&log, "default", STREAM, 10).await;
