@@ -159,7 +159,7 @@ struct Trim {
 
 /// The log of a shard in a round.
 enum Advanced {
-    /// There is none.
+    /// Nobody has committed to the shard yet.
     Absent,
     /// Cursors are ahead of it, each as its key and the reason: it is not the log that their consumers have read. Nothing of the
     /// shard is deleted, because somebody may put the right one back.

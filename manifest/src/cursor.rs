@@ -226,8 +226,8 @@ impl Cursor {
         self.streams.get(stream).map_or(self.start, |s| s.next)
     }
 
-    /// The last sequence before which anything of any stream is acknowledged, or before which the consumer began. No cursor of a log
-    /// is further than its end.
+    /// The furthest position of all streams, or the beginning if that is further. It is never beyond the end of the log that the
+    /// consumer has read.
     pub fn furthest(&self) -> u64 {
         let next = self.streams.values().map(|stream| stream.next);
         next.max().map_or(self.start, |next| next.max(self.start))

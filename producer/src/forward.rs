@@ -221,7 +221,7 @@ impl Committer {
         None
     }
 
-    /// The leader does not take clients of a request, and serves other requests.
+    /// Handles a refusal of a request for its clients, which is no failure of the leader.
     fn refused_for_clients(&mut self, leader: &Asked, refusal: &PeerRefusal) {
         self.election.lives(leader.term);
         // The leader has read a state that refuses the client, or has one of others.

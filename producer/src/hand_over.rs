@@ -39,9 +39,9 @@ impl Committer {
         true
     }
 
-    /// Returns true if another producer may commit the group: nothing of it may have landed yet, all of it is this producer's alone,
-    /// and neither a leader nor the known manifest refuses a client in it. If its records were sent before, the leader may have put them into one segment, so that it could not
-    /// tell the sequences of several.
+    /// Returns true if another producer may commit the group: nothing of it may have landed yet, all of it is this producer's
+    /// alone, and neither a leader nor the known manifest refuses a client in it. If its records were sent before, the leader may
+    /// have put them into one segment, so that it could not tell the sequences of several.
     fn may_hand_over(&self, members: &Members) -> bool {
         let is_sent = !self.commits.may_grow();
         let most = if is_sent { 1 } else { FOREIGN_SEGMENTS_MAX };

@@ -285,7 +285,7 @@ impl Member {
                 ..one.claim.clone()
             });
         }
-        // As producers do: by their numbers, and of two copies the own one first.
+        // As producers do: by their numbers, and a member's own copy before another's.
         let mut judged: Vec<_> = clients.into_iter().zip(holders).collect();
         judged.sort_by_key(|(claim, holder)| (claim.numbers, holder.is_some()));
         let (clients, holders) = judged.into_iter().unzip();

@@ -112,7 +112,7 @@ impl Tenure<'_> {
         }
     }
 
-    /// Takes note of a store without a manifest, which this owner has not seen. There is none before the first commit.
+    /// Handles a store without a manifest, of which this owner has seen none either. That is normal before the first commit only.
     fn no_manifest(&self, what: &str) {
         let (read, readiness) = (self.durable.state.furthest(), &self.shard.claim.readiness);
         if read == 0 {
