@@ -645,6 +645,41 @@ CATCHERS = {
             "somebody restored the manifest",
         )
     ],
+    "other-log-collected": [
+        Catcher(
+            "consumer/tests/all/gc.rs",
+            "a_log_with_another_segment_than_a_consumer_has_seen_keeps_all_of_it",
+            r"left: \(8",
+        )
+    ],
+    "other-log-taken": [
+        Catcher(
+            "consumer/tests/all/recognition.rs",
+            "records_of_a_restored_log_are_not_passed_over",
+            r"it never ends",
+        )
+    ],
+    "short-log-taken": [
+        Catcher(
+            "consumer/tests/all/recognition.rs",
+            "nothing_is_sent_while_the_log_ends_before_the_newest_segment_that_was_seen",
+            r"it never ends",
+        )
+    ],
+    "seen-forgotten": [
+        Catcher(
+            "consumer/tests/all/recognition.rs",
+            "records_of_a_restored_log_are_not_passed_over",
+            r"it never ends",
+        )
+    ],
+    "doubt-without-a-log": [
+        Catcher(
+            "consumer/tests/all/recognition.rs",
+            "a_batch_in_doubt_waits_for_a_manifest_that_comes_later",
+            r"left",
+        )
+    ],
     "missing-log-unnoticed": [
         Catcher(
             "consumer/tests/all/earlier.rs",

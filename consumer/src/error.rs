@@ -99,6 +99,24 @@ pub enum ConsumeError {
         /// The latest version that was seen.
         shown: u64,
     },
+    /// The log has another segment in the place of one that the consumer has seen.
+    #[error(
+        "consumer {consumer} has read segment {read} at sequence {sequence}, and {key} has {found} there: somebody restored the manifest, or \
+         deleted it so that gateways began a new one. New records may have the sequences of rows that are in the tables. Put the right \
+         manifest back, or read this log with another consumer into other tables"
+    )]
+    OtherLog {
+        /// The manifest's key.
+        key: String,
+        /// The consumer's name.
+        consumer: String,
+        /// The place of the segment in the log.
+        sequence: u64,
+        /// The segment that the consumer has seen there.
+        read: ulid::Ulid,
+        /// The segment that is there now.
+        found: ulid::Ulid,
+    },
     /// A segment or page was trimmed that this consumer had not read: by retention, by a round of garbage collection
     /// that began before the consumer did, or after another process of this name had read it.
     #[error(

@@ -3,16 +3,19 @@
 //! and many may run at once: the next round of any collector finishes the work.
 
 mod members;
+mod recognition;
 mod unique;
 
 use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::{Buffer, Cursor, Manifest, Page, layout};
+use millpond_manifest::{Buffer, Cursor, Manifest, Page, PageReference, layout};
 use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use recognition::{HasRead, Recognized};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -161,8 +164,8 @@ struct Trim {
 enum Advanced {
     /// Nobody has committed to the shard yet.
     Absent,
-    /// Cursors are ahead of it, each as its key and the reason: it is not the log that their consumers have read. Nothing of the
-    /// shard is deleted, because somebody may put the right one back.
+    /// It is not the log that consumers have read: the keys of their cursors, each with the reason. Nothing of the shard is deleted,
+    /// because somebody may put the right one back.
     Wrong(Vec<String>),
     /// Its state, and what the round changes about it. The state is in force, except in a dry round.
     To(Box<Manifest>, Collected),
@@ -175,8 +178,8 @@ struct Needs {
     from: Option<u64>,
     /// Cursors that cannot be read: key and reason.
     unreadable: Vec<String>,
-    /// Cursors with positions beyond the end of the log: key and position.
-    ahead: Vec<(String, u64)>,
+    /// The parts of the log that its consumers have read.
+    read: Vec<HasRead>,
 }
 
 /// Trims sequences that every consumer has read, and those that retention drops. Without consumers, only retention
@@ -308,11 +311,12 @@ impl GarbageCollector {
         let mut failed = None;
         progress.moved(|step| step.shards = buffer.state.shards);
         for shard in 0..buffer.state.shards {
-            match self.collect(shard, dry, &mut progress).await {
-                Ok(done) => all.add(done),
-                // A failing shard does not stop the others.
-                Err(error) => failed = Some(error),
+            let mut done = Collected::default();
+            // A failing shard does not stop the others.
+            if let Err(error) = self.collect(shard, dry, &mut done, &mut progress).await {
+                failed = Some(error);
             }
+            all.add(done);
             match self.collect_unique(shard, dry).await {
                 Ok(snapshots) => all.unique_snapshots += snapshots,
                 Err(error) => failed = Some(error),
@@ -334,26 +338,33 @@ impl GarbageCollector {
         &mut self,
         shard: u32,
         dry: bool,
+        done: &mut Collected,
         progress: &mut Progress<'_>,
-    ) -> Result<Collected, CollectError> {
-        let mut done = Collected::default();
+    ) -> Result<(), CollectError> {
         if !dry {
             match self.advance(shard, true).await? {
-                Advanced::To(log, would) if !self.is_worth_it(&log, &would).await => {
-                    done.unreadable_cursors = would.unreadable_cursors;
-                    return Ok(done);
+                Advanced::Absent => return Ok(()),
+                Advanced::Wrong(why) => {
+                    done.unreadable_cursors = why;
+                    return Ok(());
                 }
-                _ => {}
+                Advanced::To(log, would) => {
+                    let is_worth_it = self.is_worth_it(&log, &would).await;
+                    done.unreadable_cursors = would.unreadable_cursors;
+                    if !is_worth_it {
+                        return Ok(());
+                    }
+                }
             }
         }
         let garbage = loop {
             // Each attempt finds them again.
             done.unreadable_cursors.clear();
             let (log, advanced) = match self.advance(shard, dry).await? {
-                Advanced::Absent => return Ok(done),
-                Advanced::Wrong(ahead) => {
-                    done.unreadable_cursors = ahead;
-                    return Ok(done);
+                Advanced::Absent => return Ok(()),
+                Advanced::Wrong(why) => {
+                    done.unreadable_cursors = why;
+                    return Ok(());
                 }
                 Advanced::To(log, advanced) => (log, advanced),
             };
@@ -375,7 +386,7 @@ impl GarbageCollector {
             self.metrics.bytes.inc_by(done.bytes);
             self.metrics.pages.inc_by(done.pages);
         }
-        Ok(done)
+        Ok(())
     }
 
     /// Returns true if a round would trim or delete anything. In a shard where nothing happens, the orphan floor alone
@@ -399,7 +410,7 @@ impl GarbageCollector {
     }
 
     /// Advances the log's beginning and the orphan floor.
-    async fn advance(&self, shard: u32, dry: bool) -> Result<Advanced, CollectError> {
+    async fn advance(&mut self, shard: u32, dry: bool) -> Result<Advanced, CollectError> {
         let key = layout::manifest(shard);
         for _ in 0..SWAPS_MAX {
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
@@ -409,10 +420,11 @@ impl GarbageCollector {
             let now_ms = self.environment.now_ms();
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let needs = self.needs(shard, state.next_sequence).await?;
-            let ahead = self.still_ahead(&key, &needs).await?;
-            if !ahead.is_empty() {
-                return Ok(Advanced::Wrong(ahead));
+            let needs = self.needs(shard).await?;
+            match self.recognize(&state, &needs).await? {
+                Recognized::Yes => {}
+                Recognized::No(why) => return Ok(Advanced::Wrong(why)),
+                Recognized::HasMoved => continue,
             }
             let trim = trim(&state, &needs, self.config.max_age.map(before));
             let next = state.collect(trim.to, before(self.config.grace));
@@ -450,7 +462,7 @@ impl GarbageCollector {
     ///
     /// A consumer with a cursor in the first shard and none in this one needs everything here: it has not noticed yet that the buffer
     /// has grown.
-    async fn needs(&self, shard: u32, log_end: u64) -> Result<Needs, CollectError> {
+    async fn needs(&self, shard: u32) -> Result<Needs, CollectError> {
         let mut needs = Needs::default();
         let listed = self.store.list(&layout::consumers(shard)).await?;
         let cursors: BTreeSet<String> = listed.into_iter().map(|found| found.key).collect();
@@ -465,10 +477,7 @@ impl GarbageCollector {
             match cas::read::<Cursor>(&self.store, key).await {
                 // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
-                    let furthest = cursor.state.furthest();
-                    if furthest > log_end {
-                        needs.ahead.push((key.clone(), furthest));
-                    }
+                    needs.read.push(HasRead::of(key, &cursor.state));
                     let from = cursor.state.needs();
                     needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
                 }
@@ -478,24 +487,6 @@ impl GarbageCollector {
             }
         }
         Ok(needs)
-    }
-
-    /// Returns the cursors that are beyond the end of a log that is read now, after them, with the reason. Its sequences are not those
-    /// that their consumers have read.
-    async fn still_ahead(&self, manifest: &str, needs: &Needs) -> Result<Vec<String>, CollectError> {
-        if needs.ahead.is_empty() {
-            return Ok(Vec::new());
-        }
-        let found = cas::read::<Manifest>(&self.store, manifest).await?;
-        let end = found.map_or(0, |found| found.state.next_sequence);
-        let ahead = needs.ahead.iter().filter(|(_, read)| *read > end);
-        let why = |(key, read): &(String, u64)| {
-            format!(
-                "{key}: it has read up to sequence {read}, and the log ends at {end}: somebody restored the manifest, or the store serves old \
-                 copies"
-            )
-        };
-        Ok(ahead.map(why).collect())
     }
 
     /// Returns true if a consumer of the first shard has no cursor among these of another shard.
@@ -559,7 +550,22 @@ impl GarbageCollector {
         self.pages.retain(|page, _| referred.contains(page));
         let mut live: HashSet<Ulid> = log.tail.iter().map(|entry| entry.segment).collect();
         for reference in &log.pages {
-            if !self.pages.contains_key(&reference.page) {
+            let gone = log.first_sequence.saturating_sub(reference.first);
+            let segments = self.segments_of(log, reference).await?;
+            live.extend(segments.iter().skip(usize::try_from(gone).unwrap_or(usize::MAX)));
+        }
+        Ok(live)
+    }
+
+    /// The segments of a page that the log refers to.
+    async fn segments_of(
+        &mut self,
+        log: &Manifest,
+        reference: &PageReference,
+    ) -> Result<&[Ulid], CollectError> {
+        let known = match self.pages.entry(reference.page) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => {
                 let key = layout::page(log.shard, reference.first, reference.page);
                 let Some(page) = cas::read::<Page>(&self.store, &key).await? else {
                     return Err(CollectError::PageGone(key));
@@ -567,13 +573,10 @@ impl GarbageCollector {
                 log.check_page(reference, &page.state)
                     .map_err(|wrong| CollectError::WrongPage { key, wrong })?;
                 let segments = page.state.entries.iter().map(|entry| entry.segment);
-                self.pages.insert(reference.page, segments.collect());
+                unknown.insert(segments.collect())
             }
-            let gone = log.first_sequence.saturating_sub(reference.first);
-            let segments = &self.pages[&reference.page];
-            live.extend(segments.iter().skip(usize::try_from(gone).unwrap_or(usize::MAX)));
-        }
-        Ok(live)
+        };
+        Ok(known)
     }
 
     async fn delete(

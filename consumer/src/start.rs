@@ -125,7 +125,7 @@ pub(crate) fn is_ahead(cursor: &Cursor, log_end: u64) -> Option<String> {
     (read > log_end).then(|| {
         format!(
             "has read up to sequence {read}, and the log in the store ends at {log_end}: somebody restored the manifest, or the store serves \
-             old copies. Records below sequence {read} are not sent"
+             old copies. Nothing is sent until the log has these sequences"
         )
     })
 }

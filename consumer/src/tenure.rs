@@ -4,6 +4,7 @@
 mod job;
 mod keeping;
 mod log;
+mod recognition;
 mod release;
 mod swaps;
 mod watching;
@@ -56,6 +57,10 @@ pub(crate) struct Tenure<'a> {
     shard: &'a Shard,
     durable: Snapshot<Cursor>,
     log: Option<Known>,
+    /// The log is the one that the consumer has read.
+    recognized: bool,
+    /// The predecessor may have sent batches.
+    in_doubt: bool,
     schedule: Schedule,
     work: JoinSet<(Key, Result<(), ConsumeError>)>,
     /// Traces of the batches that are not acknowledged yet.
@@ -108,13 +113,9 @@ pub(crate) struct Tenure<'a> {
 
 impl<'a> Tenure<'a> {
     pub(crate) fn begin(shard: &'a Shard, owned: Owned, log: Option<Known>) -> Tenure<'a> {
-        let schedule = match &log {
-            Some(known) if owned.in_doubt => replay(shard, &owned.durable.state, &known.log),
-            _ => Schedule::after(&owned.durable.state),
-        };
-        let schedule = schedule.until(shard.repair.as_ref().map(|range| range.end() + 1));
         let now = Instant::now();
         let environment = &shard.claim.environment;
+        let schedule = until_the_end(shard, Schedule::after(&owned.durable.state));
         let since_leased = environment.uptime().saturating_sub(owned.leased_at);
         let state = &owned.durable.state;
         let (announcements, announced) = mpsc::channel(REPORTS);
@@ -135,6 +136,8 @@ impl<'a> Tenure<'a> {
             shard,
             durable: owned.durable,
             log,
+            recognized: false,
+            in_doubt: owned.in_doubt,
             schedule,
             work: JoinSet::new(),
             traces: BTreeMap::new(),
@@ -202,6 +205,7 @@ impl<'a> Tenure<'a> {
     async fn serve_until_it_ends(&mut self) -> Result<TermEnd, ConsumeError> {
         let shutdown = self.shard.shutdown.clone();
         loop {
+            self.recognize()?;
             let decision = self.decide();
             // Another process may own the cursor and have finished the batch so long ago that the sink would accept its
             // rows again.
@@ -278,8 +282,14 @@ impl<'a> Tenure<'a> {
         }
     }
 
+    /// Returns true if batches of the log may be sent now.
+    fn may_send(&self) -> bool {
+        self.recognized && self.settling.is_none()
+    }
+
     fn decide(&mut self) -> Decision {
-        let Some(log) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+        let may_send = self.may_send();
+        let Some(log) = self.log.as_ref().filter(|_| may_send) else {
             return Decision::default();
         };
         for stream in &log.log.streams {
@@ -370,7 +380,12 @@ fn replay(shard: &Shard, cursor: &Cursor, log: &Log) -> Schedule {
         );
         shard.worker.metrics.replayed_batches.inc_by(batches as u64);
     }
-    schedule
+    until_the_end(shard, schedule)
+}
+
+/// A repair ends with its range.
+fn until_the_end(shard: &Shard, schedule: Schedule) -> Schedule {
+    schedule.until(shard.repair.as_ref().map(|range| range.end() + 1))
 }
 
 fn accepts<'a>(worker: &'a BatchWorker, log: &'a Log) -> impl Fn(&str) -> bool + 'a {

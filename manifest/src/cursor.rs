@@ -3,6 +3,7 @@
 
 mod codec;
 mod refused;
+mod seen;
 pub(crate) mod tables;
 mod unique;
 
@@ -16,6 +17,7 @@ use uuid::Uuid;
 
 pub use crate::plan::{BatchingPolicy, Plan};
 pub use refused::{PIECES_MAX, Refused};
+pub use seen::Seen;
 pub use unique::{Deduplication, NO_UNIQUE, UniqueSettings};
 
 /// Maximum planned and unacknowledged batches of a stream.
@@ -128,6 +130,9 @@ pub struct Cursor {
     pub certificate: Option<Fingerprint>,
     /// The streams whose repeated events are or were dropped.
     pub unique: BTreeMap<String, Deduplication>,
+    /// The newest segment of the log that an owner has seen in the store. A log with another one in its place is not the one that the
+    /// consumer has read. `None`: unknown.
+    pub seen: Option<Seen>,
 }
 
 /// A request to open a cursor.
@@ -208,6 +213,7 @@ impl Cursor {
             shards: 0,
             certificate: None,
             unique: BTreeMap::new(),
+            seen: None,
         }
     }
 
@@ -226,11 +232,19 @@ impl Cursor {
         self.streams.get(stream).map_or(self.start, |s| s.next)
     }
 
-    /// The furthest position of all streams, or the beginning if that is further. It is never beyond the end of the log that the
-    /// consumer has read.
+    /// The sequence after the newest one that the consumer knows of: its furthest position, its beginning or the newest segment that
+    /// it has seen. It is never beyond the end of the log that the consumer has read.
     pub fn furthest(&self) -> u64 {
         let next = self.streams.values().map(|stream| stream.next);
-        next.max().map_or(self.start, |next| next.max(self.start))
+        let seen = self.seen.map_or(0, |seen| seen.sequence.saturating_add(1));
+        next.max().unwrap_or(0).max(self.start).max(seen)
+    }
+
+    /// Remembers the newest segment of a state of the log in the store, unless it knows a newer one.
+    pub fn see(&mut self, newest: Seen) {
+        if self.seen.is_none_or(|seen| seen.sequence < newest.sequence) {
+            self.seen = Some(newest);
+        }
     }
 
     /// The stream's planned batches.
@@ -453,6 +467,8 @@ impl Cursor {
             streams: BTreeMap::new(),
             refused: Vec::new(),
             waiting_for: Vec::new(),
+            // The operator decides which log it is.
+            seen: None,
             ..self.next_generation()
         };
         next.restart_unique(position);
@@ -471,6 +487,7 @@ impl Cursor {
             refused: Vec::new(),
             waiting_for: Vec::new(),
             tables: SinkTables::default(),
+            seen: None,
             ..self.next_generation()
         };
         tombstone.end_unique();

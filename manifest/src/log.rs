@@ -1,6 +1,7 @@
 //! A reader's view of a shard's log: the manifest and its loaded pages. It never reads a page itself, but reports which
 //! one is missing.
 
+use crate::cursor::Seen;
 use crate::entry::{Entry, Part};
 use crate::{Manifest, Page, PageReference};
 use std::collections::BTreeMap;
@@ -24,6 +25,19 @@ pub struct Lag {
     pub stored_bytes: u64,
     /// Commit time of its oldest entry (unix ms), as far as visible; `None` if it is empty.
     pub oldest_committed_at_ms: Option<u64>,
+}
+
+/// How a log relates to a segment that a reader has seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continuity<'a> {
+    /// The log has it, or begins after it.
+    Same,
+    /// The log has another segment in its place: it is not the log that the reader has read.
+    Other(Ulid),
+    /// The log ends before it.
+    Short,
+    /// Only this page can tell, which is not loaded.
+    Unread(&'a PageReference),
 }
 
 impl Lag {
@@ -136,6 +150,23 @@ impl Log {
     pub fn horizon(&self, from: u64) -> u64 {
         self.missing(from)
             .map_or(self.manifest.next_sequence, |page| page.first)
+    }
+
+    /// Compares the log with a segment that a reader has seen.
+    pub fn continuity(&self, seen: Seen) -> Continuity<'_> {
+        if seen.sequence >= self.manifest.next_sequence {
+            return Continuity::Short;
+        }
+        if seen.sequence < self.manifest.first_sequence {
+            return Continuity::Same;
+        }
+        match self.entries(seen.sequence).next() {
+            Some((_, entry)) if entry.segment == seen.segment => Continuity::Same,
+            Some((_, entry)) => Continuity::Other(entry.segment),
+            None => self
+                .missing(seen.sequence)
+                .map_or(Continuity::Short, Continuity::Unread),
+        }
     }
 
     /// The visible entries from a sequence on, oldest first.

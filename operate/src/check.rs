@@ -2,7 +2,9 @@
 
 use crate::buffer::{buffer, cursors, whole};
 use millpond_manifest::cas::{self, ReadError};
-use millpond_manifest::{Buffer, Manifest, layout};
+use millpond_manifest::cursor::Seen;
+use millpond_manifest::log::Continuity;
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -100,6 +102,8 @@ async fn first_sequence(store: &Store, shard: u32) -> Option<u64> {
 
 async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Result<Checked> {
     let mut checked = Checked::default();
+    // Before the log: a cursor is never ahead of a log that is read after it.
+    let cursors = cursors(store, shard).await;
     // Reading checks the envelope and every rule of the format.
     let log = match cas::read::<Manifest>(store, &layout::manifest(shard)).await {
         Ok(log) => log,
@@ -146,15 +150,30 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
             Some(_) => {}
         }
     }
-    match cursors(store, shard).await {
-        Ok(cursors) => checked.broken.extend(cursors.iter().filter_map(|c| {
-            let ahead = c.streams.iter().find(|(_, s)| s.next > log.next_sequence)?;
-            Some(Broken::plain(format!(
-                "consumer {} acknowledged {} up to {}, past the log's end {}",
-                c.consumer, ahead.0, ahead.1.next, log.next_sequence
-            )))
-        })),
+    match cursors {
+        Ok(cursors) => {
+            let strangers = cursors.iter().filter_map(|cursor| has_read_another(cursor, &log));
+            checked.broken.extend(strangers.map(Broken::plain));
+        }
         Err(error) => checked.broken.push(Broken::unreadable(&error)),
     }
     Ok(checked)
+}
+
+/// Why a consumer has read another log than this one, whose pages are loaded. `None`: it may be this one.
+fn has_read_another(cursor: &Cursor, log: &Log) -> Option<String> {
+    let (consumer, end, read) = (&cursor.consumer, log.next_sequence, cursor.furthest());
+    if read > end {
+        return Some(format!(
+            "consumer {consumer} has read up to sequence {read}, past the log's end {end}"
+        ));
+    }
+    let seen = cursor.seen?;
+    let Continuity::Other(found) = log.continuity(seen) else {
+        return None;
+    };
+    let Seen { sequence, segment } = seen;
+    Some(format!(
+        "consumer {consumer} has read segment {segment} at sequence {sequence}, and the log has {found} there"
+    ))
 }

@@ -12,7 +12,8 @@ pub(super) type Held = (u64, Duration);
 impl Tenure<'_> {
     /// Stores the keys of each stream whose position has been past its last snapshot for an interval.
     pub(super) fn keep_keys(&mut self) {
-        let Some(known) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+        let may_send = self.may_send();
+        let Some(known) = self.log.as_ref().filter(|_| may_send) else {
             return;
         };
         if self.drain_until.is_some() || !self.term.lease.runs() {

@@ -9,6 +9,7 @@ use crate::shard::{PageRead, Shard};
 use crate::start::is_ahead;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
+use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_runtime::Level;
 use millpond_storage::Version;
@@ -23,12 +24,15 @@ pub(crate) struct Known {
     stored: Version,
     /// The number of its version.
     stored_version: u64,
+    /// The newest segment of the states that the store has returned.
+    pub(super) newest: Option<Seen>,
 }
 
 impl Known {
     pub(crate) fn new(snapshot: Snapshot<Manifest>) -> Known {
         Known {
             stored_version: snapshot.state.stamp.version,
+            newest: Seen::newest(&snapshot.state),
             log: Log::new(snapshot.state),
             stored: snapshot.version,
         }
@@ -155,6 +159,7 @@ impl Tenure<'_> {
         let shown = known.log.stamp.version;
         let is_first = news.state.next_sequence > known.log.next_sequence;
         (known.stored, known.stored_version) = (news.version, stamp.version);
+        known.newest = Seen::newest(&news.state).or(known.newest);
         if !is_same {
             self.advance(news.state);
         }
@@ -197,7 +202,7 @@ impl Tenure<'_> {
 
     /// Keeps the pages loaded that the positions and the batches in flight need next, and no others.
     pub(super) fn begin_load(&mut self) {
-        let Some(known) = &mut self.log else { return };
+        let Some(known) = &self.log else { return };
         if known.log.pages.is_empty() {
             return;
         }
@@ -208,6 +213,7 @@ impl Tenure<'_> {
             .iter()
             .filter(|s| worker.takes(&s.name, s.encoding));
         let mut wanted = Vec::new();
+        wanted.extend(self.recognizes_by(&known.log).cloned());
         for stream in accepted {
             let cursor = &self.durable.state;
             let next = begins(cursor, &known.log, &stream.name);
@@ -218,6 +224,7 @@ impl Tenure<'_> {
             });
             wanted.extend(ahead.map(|(_, page)| page.clone()));
         }
+        let Some(known) = &mut self.log else { return };
         known.log.unload(|page| wanted.contains(page));
         if self.loading.is_some() {
             return;

@@ -17,7 +17,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 impl Tenure<'_> {
     /// Returns true if this is a repair and all of its range is in the sink.
     pub(super) fn is_repaired(&self) -> bool {
-        let Some(Known { log, .. }) = self.log.as_ref().filter(|_| self.settling.is_none()) else {
+        let Some(Known { log, .. }) = self.log.as_ref().filter(|_| self.may_send()) else {
             return false;
         };
         let accepts = accepts(&self.shard.worker, log);
@@ -36,7 +36,9 @@ impl Tenure<'_> {
             let decision = self.decide();
             let mut next = self.durable.state.clone();
             self.acknowledge(&mut next, &decision)?;
-            let log = self.log.as_ref().map(|known| &known.log);
+            // Another log says nothing about the batches that earlier owners have sent.
+            let log = self.log.as_ref().filter(|_| self.recognized);
+            let log = log.map(|known| &known.log);
             let unsent = log.map(|log| self.schedule.unsent(&next, log));
             for (stream, plan) in unsent.unwrap_or_default() {
                 next.withdraw(&stream, plan);

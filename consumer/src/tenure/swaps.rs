@@ -47,7 +47,7 @@ impl Tenure<'_> {
             return Ok(true);
         }
         let mut next = self.durable.state.clone();
-        if let Some(known) = &self.log {
+        if let Some(known) = self.log.as_ref().filter(|_| self.recognized) {
             next.limit_sent(known.log.next_sequence);
         }
         self.acknowledge(&mut next, decision)?;
@@ -82,7 +82,10 @@ impl Tenure<'_> {
 
     /// Records the acknowledged positions, and what follows from them.
     pub(super) fn acknowledge(&self, next: &mut Cursor, decision: &Decision) -> Result<(), ConsumeError> {
-        if let Some(known) = &self.log {
+        if let Some(known) = self.log.as_ref().filter(|_| self.recognized) {
+            if let Some(newest) = known.newest {
+                next.see(newest);
+            }
             let acknowledged = decision.acknowledge.iter().map(|(stream, _)| stream);
             let planned = decision
                 .plans

@@ -5,6 +5,7 @@ use crate::support::{Log, OTHER, STREAM, Table, acknowledged_in, config, eventua
 use futures::future::join_all;
 use millpond_consumer::Config;
 use millpond_consumer::gc::{CollectError, Collected, GarbageCollector, GcConfig, Step};
+use millpond_manifest::cursor::Seen;
 use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
 };
@@ -188,6 +189,44 @@ async fn a_cursor_that_is_ahead_of_its_log_keeps_all_of_it() {
     log.commit(&[1]).await;
     let done = gc(&log.store, &clock).round(false).await.unwrap();
     assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (3, 0));
+}
+
+/// The restored log has more by now than the consumers had read.
+#[tokio::test]
+async fn a_log_with_another_segment_than_a_consumer_has_seen_keeps_all_of_it() {
+    for place in [1, 7] {
+        let mut log = eight().await;
+        acknowledge(&log, "default", STREAM, 8).await;
+        let seen = Seen {
+            sequence: place,
+            segment: Ulid::from_parts(1, 1),
+        };
+        log.change_cursor("default", |cursor| Cursor {
+            seen: Some(seen),
+            ..cursor.clone()
+        })
+        .await;
+        let lost = layout::segment(0, seen.segment);
+        log.store.put_if_absent(&lost, vec!["lost".into()]).await.unwrap();
+        let clock = Clock::at(log.now_ms + 100 * u64::try_from(GRACE.as_millis()).unwrap());
+        log.commit(&[1, 1]).await;
+        let before = log.manifest().await.state;
+        let done = gc(&log.store, &clock).round(false).await.unwrap();
+        assert_eq!((done.trimmed_sequences, done.segments), (0, 0), "{place}");
+        assert_eq!(log.manifest().await.state, before);
+        let [why] = &done.unreadable_cursors[..] else {
+            panic!("{:?}", done.unreadable_cursors);
+        };
+        assert!(
+            why.contains("default/cursor") && why.contains(&format!("{} at sequence {place}", seen.segment)),
+            "{why}"
+        );
+        // The operator decides which log it is.
+        log.reset("default", 8).await;
+        let done = gc(&log.store, &clock).round(false).await.unwrap();
+        assert_eq!(done.unreadable_cursors, [] as [String; 0]);
+        assert_eq!(done.trimmed_sequences, 8);
+    }
 }
 
 /// A consumer that began at the end of the log and has read nothing.

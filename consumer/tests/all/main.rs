@@ -13,6 +13,7 @@ mod in_flight;
 mod late_parts;
 mod lease;
 mod pages;
+mod recognition;
 mod repair;
 mod sharing;
 mod start;

@@ -2,7 +2,9 @@
 
 use super::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX, TableClaim};
 use super::unique::Deduplication;
-use super::{ALL_PLANS_MAX, Cursor, Ownership, Plan, REFUSED_MAX, Refused, SKIPS_MAX, Skip, StreamCursor};
+use super::{
+    ALL_PLANS_MAX, Cursor, Ownership, Plan, REFUSED_MAX, Refused, SKIPS_MAX, Seen, Skip, StreamCursor,
+};
 use crate::entry::STREAMS_MAX;
 use crate::error::CURSOR;
 use crate::manifest::Fingerprint;
@@ -12,6 +14,7 @@ use crate::unique::{decode_reference, decode_setting, encode_reference, encode_s
 use crate::{CURSOR_VERSION, Count, FORMAT_VERSION, FormatError, envelope, layout, limits, proto};
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use ulid::Ulid;
 use uuid::Uuid;
 
 /// The highest credible epoch: nobody opens a cursor that often.
@@ -109,6 +112,7 @@ impl Object for Cursor {
             shards,
             certificate,
             unique,
+            seen,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -153,6 +157,7 @@ impl Object for Cursor {
                 shards: *shards,
                 certificate: Fingerprint::encode(*certificate),
                 unique: unique.iter().map(encode_unique).collect(),
+                seen: seen.map(encode_seen),
             },
         )
     }
@@ -220,6 +225,7 @@ impl Object for Cursor {
             shards: c.shards,
             certificate: Fingerprint::decode(Self::NAME, "certificate", &c.certificate)?,
             unique: unique.map_err(content)?,
+            seen: c.seen.as_ref().map(decode_seen).transpose()?,
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -265,6 +271,21 @@ impl Cursor {
         self.check_unique()?;
         self.tables.check()
     }
+}
+
+fn encode_seen(Seen { sequence, segment }: Seen) -> proto::Seen {
+    proto::Seen {
+        sequence,
+        segment: segment.to_bytes().to_vec(),
+    }
+}
+
+fn decode_seen(seen: &proto::Seen) -> Result<Seen, FormatError> {
+    let proto::Seen { sequence, segment } = seen;
+    Ok(Seen {
+        sequence: *sequence,
+        segment: Ulid::from_bytes(envelope::sixteen(CURSOR, "segment", segment)?),
+    })
 }
 
 fn encode_unique((stream, of): (&String, &Deduplication)) -> proto::Deduplication {
