@@ -52,7 +52,7 @@ pub struct Changed {
 /// Finds the position of every cursor, so that a bad one changes nothing.
 ///
 /// # Errors
-/// There is no such cursor or position, or a cursor's owner is running.
+/// There is no such cursor, position or log, or a cursor's owner is running.
 pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> anyhow::Result<Vec<Reset>> {
     layout::check_reader_name(&selection.consumer)?;
     let mut resets = Vec::new();
@@ -65,7 +65,15 @@ pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> any
                 .map(|found| Log::new(found.state)),
         };
         let Some(log) = log else {
-            continue;
+            match before.state.furthest() {
+                // Nobody has committed to it yet.
+                0 => continue,
+                read => bail!(
+                    "shard {shard:04} has no manifest, and {} has read up to sequence {read} of it: restore the manifest, or reset the \
+                     consumer once gateways have begun a new one",
+                    selection.consumer
+                ),
+            }
         };
         if to.is_sequence() && !resets.is_empty() {
             bail!("a sequence belongs to one shard: select it with --shard");
@@ -76,6 +84,12 @@ pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> any
             sink: before.state.policy.sink.clone(),
             before,
         });
+    }
+    if resets.is_empty() {
+        bail!(
+            "nothing has been committed yet, so {} has no position to reset",
+            selection.consumer
+        );
     }
     Ok(resets)
 }

@@ -95,6 +95,32 @@ async fn a_reset_beside_a_repair_is_refused_and_ends_it_by_force() {
 }
 
 #[tokio::test]
+async fn a_reset_needs_a_log() {
+    let (store, _) = store(opened("e2e.repair", 1).remove()).await;
+    let plan = async || {
+        let planned = plan_reset(&store, &selection(true), Target::Earliest).await;
+        planned.unwrap_err().to_string()
+    };
+    let refused = plan().await;
+    assert!(refused.contains("nothing has been committed yet"), "{refused}");
+    let before = read(&store, "e2e").await;
+    let read_to_3 = before.state.reset(3);
+    let swapped = cas::swap(
+        &store,
+        &layout::cursor(0, "e2e"),
+        Some(&before.version),
+        read_to_3,
+    )
+    .await;
+    assert!(matches!(swapped, Swap::Committed(_)));
+    let refused = plan().await;
+    assert!(
+        refused.contains("shard 0000 has no manifest, and e2e has read up to sequence 3"),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
 async fn a_reset_ends_a_repair_that_was_killed() {
     let (store, before) = store(opened("e2e.repair", 1)).await;
     reset_to_3(&store, &selection(false), &before).await.unwrap();
