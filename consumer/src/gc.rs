@@ -416,16 +416,15 @@ impl GarbageCollector {
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
                 return Ok(Advanced::Absent);
             };
-            let Snapshot { state, version, .. } = found;
+            let needs = self.needs(shard).await?;
+            let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
+                Recognized::Yes(log) => *log,
+                Recognized::No(why) => return Ok(Advanced::Wrong(why)),
+                Recognized::Absent => return Ok(Advanced::Absent),
+            };
             let now_ms = self.environment.now_ms();
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
-            let needs = self.needs(shard).await?;
-            match self.recognize(&state, &needs).await? {
-                Recognized::Yes => {}
-                Recognized::No(why) => return Ok(Advanced::Wrong(why)),
-                Recognized::HasMoved => continue,
-            }
             let trim = trim(&state, &needs, self.config.max_age.map(before));
             let next = state.collect(trim.to, before(self.config.grace));
             let done = Collected {

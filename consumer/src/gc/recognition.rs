@@ -2,7 +2,7 @@
 //! producers began a new one.
 
 use super::{CollectError, GarbageCollector, Needs};
-use millpond_manifest::cas;
+use millpond_manifest::cas::{self, Snapshot};
 use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, Manifest, layout};
 
@@ -29,35 +29,35 @@ impl HasRead {
 
 /// The answer of [`GarbageCollector::recognize`].
 pub(super) enum Recognized {
-    /// It may be the log that all consumers have read.
-    Yes,
-    /// It is not: the keys of the cursors, each with the reason.
+    /// This state may be of the log that all consumers have read.
+    Yes(Box<Snapshot<Manifest>>),
+    /// It is another log: the keys of the cursors, each with the reason.
     No(Vec<String>),
-    /// The cursors are of a newer log, which is to be read again.
-    HasMoved,
+    /// The manifest is gone.
+    Absent,
 }
 
 impl GarbageCollector {
-    /// Compares a log with what its consumers, whose cursors were read after it, have read.
+    /// Compares a log with what its consumers have read, whose cursors were read after it.
     pub(super) async fn recognize(
         &mut self,
-        log: &Manifest,
+        log: Snapshot<Manifest>,
         needs: &Needs,
     ) -> Result<Recognized, CollectError> {
-        let before = self.strangers(log, needs).await;
+        let before = self.strangers(&log.state, needs).await;
         if matches!(&before, Ok(strangers) if strangers.is_empty()) {
-            return Ok(Recognized::Yes);
+            return Ok(Recognized::Yes(Box::new(log)));
         }
         // Meanwhile the log may have grown, or another garbage collector may have trimmed it and deleted a page.
-        let Some(now) = cas::read::<Manifest>(&self.store, &layout::manifest(log.shard)).await? else {
-            return Ok(Recognized::HasMoved);
+        let Some(now) = cas::read::<Manifest>(&self.store, &layout::manifest(log.state.shard)).await? else {
+            return Ok(Recognized::Absent);
         };
-        if now.state.stamp == log.stamp {
+        if now.state.stamp == log.state.stamp {
             return before.map(Recognized::No);
         }
         let strangers = self.strangers(&now.state, needs).await?;
         Ok(if strangers.is_empty() {
-            Recognized::HasMoved
+            Recognized::Yes(Box::new(now))
         } else {
             Recognized::No(strangers)
         })
