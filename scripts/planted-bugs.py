@@ -673,13 +673,6 @@ CATCHERS = {
             r"it never ends",
         )
     ],
-    "doubt-without-a-log": [
-        Catcher(
-            "consumer/tests/all/recognition.rs",
-            "a_batch_in_doubt_waits_for_a_manifest_that_comes_later",
-            r"left",
-        )
-    ],
     "missing-log-unnoticed": [
         Catcher(
             "consumer/tests/all/earlier.rs",
