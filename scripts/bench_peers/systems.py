@@ -15,7 +15,6 @@ from harness.kafka import Kafka
 from harness.process import Process, eventually
 from harness.services import (
     CREDENTIALS,
-    REPOSITORY,
     Buffer,
     Collector,
     Consumer,
@@ -47,8 +46,15 @@ class ClickHouse(EmbeddedClickHouse):
         self.argv += ["--tcp-port", self.tcp.rsplit(":", 1)[1]]
 
 
+# How to get the programs that `make bench-peers` does not always have.
+_REMEDIES = {
+    "MILLPOND_KAFKA": ": scripts/tools.sh kafka needs Java 17 and Maven",
+    "OPENDATA_PEER": ": bench/peers/opendata did not build",
+}
+
+
 class System:
-    """A way from OTLP to the table. `start` returns the processes by name, the first one first."""
+    """A way from OTLP to the table. `start` fills in its processes, by name, and its address."""
 
     name: str
     title: str
@@ -79,7 +85,7 @@ class System:
         """Why this system cannot run here."""
         for variable in cls.needs:
             if not os.environ.get(variable):
-                return f"{variable} is not set"
+                return f"{variable} is not set{_REMEDIES.get(variable, '')}"
         return None
 
 
@@ -117,7 +123,9 @@ def _migrate(directory: Path, clickhouse: ClickHouse, columns: str) -> None:
     migrate = Process("migrate", [program("millpond"), *words], directory)
     migrate.start()
     code = migrate.wait()
-    assert code == 0, f"millpond tables migrate ended with {code}: {migrate.stdout()}{migrate.messages()}"
+    assert code == 0, (
+        f"millpond tables migrate ended with {code}: {migrate.stdout()}{migrate.messages()}"
+    )
 
 
 def _to_clickhouse(clickhouse: ClickHouse) -> dict:
@@ -239,7 +247,3 @@ def exporters_table(directory: Path) -> str:
     finally:
         collector.kill()
         clickhouse.kill()
-
-
-def source_of_peer() -> Path:
-    return REPOSITORY / "bench" / "peers" / "opendata"

@@ -148,7 +148,11 @@ impl Load {
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT => Ok(false),
-            _ => bail!("{} answered {status}: {}", self.url, String::from_utf8_lossy(&body)),
+            _ => bail!(
+                "{} answered {status}: {}",
+                self.url,
+                String::from_utf8_lossy(&body)
+            ),
         }
     }
 }
