@@ -140,6 +140,9 @@ def _to_clickhouse(clickhouse: ClickHouse) -> dict:
         "sending_queue": {
             "enabled": True,
             "block_on_overflow": True,
+            # With the defaults, 10 and 1,000, the Collector took 4.5 GiB and no less CPU.
+            "num_consumers": 2,
+            "queue_size": 200,
             "batch": {
                 "sizer": "items",
                 "min_size": ROWS_PER_INSERT,
