@@ -72,6 +72,20 @@ bench-exporter: ## CPU of the Collector's exporters: Millpond's, Kafka's, S3's (
 	(cd otel-exporter/internal/bench && go build -o "$(CURDIR)/target/bench-exporter" .)
 	exec target/bench-exporter $(BENCH_FLAGS)
 
+.PHONY: bench-peers
+bench-peers: ## Millpond, the clickhouseexporter, Kafka and OpenData Buffer, same bytes and table (15 minutes; MILLPOND_LOGHUB, BENCH_FLAGS)
+	@$(call tools,minio libchdb collector python)
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse --bin send
+	# A system whose programs are missing is left out, and the output says so.
+	if command -v java >/dev/null && command -v mvn >/dev/null; then
+	    $(call tools,kafka)
+	fi
+	if cargo build --locked --release --manifest-path bench/peers/opendata/Cargo.toml --target-dir target/peers; then
+	    export OPENDATA_PEER=$$PWD/target/peers/release/opendata-peer
+	fi
+	export MILLPOND_BIN_DIR=$${MILLPOND_BIN_DIR:-$$PWD/target/release}
+	exec env PYTHONPATH=tests "$$MILLPOND_PYTHON" scripts/bench-peers.py $(BENCH_FLAGS)
+
 .PHONY: bench-growth
 bench-growth: ## Bytes and CPU of a commit and a poll at backlogs of up to a million segments (1 minute)
 	@cargo build --locked --release --bin growth
@@ -207,6 +221,7 @@ soak: build ## Run the fault tests for an hour on each store (SOAK_MINUTES=60; M
 lint: ## Formatting and lints of Rust, Go, shell and Python
 	@$(call section,lint)
 	cargo fmt --all --check
+	cargo fmt --manifest-path bench/peers/opendata/Cargo.toml --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter deploy/tests tests/prometheus)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }

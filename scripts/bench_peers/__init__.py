@@ -1,0 +1,1 @@
+"""The benchmark of Millpond and its peers: `make bench-peers` runs scripts/bench-peers.py."""
