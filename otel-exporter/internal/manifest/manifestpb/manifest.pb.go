@@ -1802,6 +1802,7 @@ type Cursor struct {
 	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"`          // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
 	Certificate      []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"` // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
 	Unique           []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`           // streams whose repeated events are dropped; a cursor with any has format version 2
+	Seen             *Seen                  `protobuf:"bytes,25,opt,name=seen,proto3" json:"seen,omitempty"`               // the newest segment of the log that an owner has seen in the store; absent: unknown
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2004,6 +2005,66 @@ func (x *Cursor) GetUnique() []*Deduplication {
 	return nil
 }
 
+func (x *Cursor) GetSeen() *Seen {
+	if x != nil {
+		return x.Seen
+	}
+	return nil
+}
+
+// A segment and its place in the log.
+type Seen struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Segment       []byte                 `protobuf:"bytes,2,opt,name=segment,proto3" json:"segment,omitempty"` // ULID
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Seen) Reset() {
+	*x = Seen{}
+	mi := &file_manifest_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Seen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Seen) ProtoMessage() {}
+
+func (x *Seen) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Seen.ProtoReflect.Descriptor instead.
+func (*Seen) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Seen) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *Seen) GetSegment() []byte {
+	if x != nil {
+		return x.Segment
+	}
+	return nil
+}
+
 // How a consumer drops the repeated events of a stream.
 type Deduplication struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -2019,7 +2080,7 @@ type Deduplication struct {
 
 func (x *Deduplication) Reset() {
 	*x = Deduplication{}
-	mi := &file_manifest_proto_msgTypes[22]
+	mi := &file_manifest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2092,7 @@ func (x *Deduplication) String() string {
 func (*Deduplication) ProtoMessage() {}
 
 func (x *Deduplication) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[22]
+	mi := &file_manifest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2105,7 @@ func (x *Deduplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deduplication.ProtoReflect.Descriptor instead.
 func (*Deduplication) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{22}
+	return file_manifest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Deduplication) GetStream() string {
@@ -2099,7 +2160,7 @@ type UniqueSetting struct {
 
 func (x *UniqueSetting) Reset() {
 	*x = UniqueSetting{}
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2172,7 @@ func (x *UniqueSetting) String() string {
 func (*UniqueSetting) ProtoMessage() {}
 
 func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2185,7 @@ func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSetting.ProtoReflect.Descriptor instead.
 func (*UniqueSetting) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{23}
+	return file_manifest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UniqueSetting) GetKey() []string {
@@ -2151,7 +2212,7 @@ type UniqueReference struct {
 
 func (x *UniqueReference) Reset() {
 	*x = UniqueReference{}
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2224,7 @@ func (x *UniqueReference) String() string {
 func (*UniqueReference) ProtoMessage() {}
 
 func (x *UniqueReference) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2237,7 @@ func (x *UniqueReference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueReference.ProtoReflect.Descriptor instead.
 func (*UniqueReference) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{24}
+	return file_manifest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UniqueReference) GetNext() uint64 {
@@ -2214,7 +2275,7 @@ type UniqueSnapshot struct {
 
 func (x *UniqueSnapshot) Reset() {
 	*x = UniqueSnapshot{}
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2226,7 +2287,7 @@ func (x *UniqueSnapshot) String() string {
 func (*UniqueSnapshot) ProtoMessage() {}
 
 func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2239,7 +2300,7 @@ func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSnapshot.ProtoReflect.Descriptor instead.
 func (*UniqueSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{25}
+	return file_manifest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UniqueSnapshot) GetBufferId() []byte {
@@ -2337,7 +2398,7 @@ type EarlierSnapshot struct {
 
 func (x *EarlierSnapshot) Reset() {
 	*x = EarlierSnapshot{}
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2410,7 @@ func (x *EarlierSnapshot) String() string {
 func (*EarlierSnapshot) ProtoMessage() {}
 
 func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2423,7 @@ func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EarlierSnapshot.ProtoReflect.Descriptor instead.
 func (*EarlierSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{26}
+	return file_manifest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EarlierSnapshot) GetReference() *UniqueReference {
@@ -2409,7 +2470,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[27]
+	mi := &file_manifest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2482,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[27]
+	mi := &file_manifest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2434,7 +2495,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{27}
+	return file_manifest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -2675,7 +2736,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
 	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
 	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
-	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xd4\x06\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xfb\x06\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -2705,7 +2766,11 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06tables\x18\x15 \x01(\v2\x17.millpond.v1.SinkTablesR\x06tables\x12\x16\n" +
 	"\x06shards\x18\x16 \x01(\rR\x06shards\x12 \n" +
 	"\vcertificate\x18\x17 \x01(\fR\vcertificate\x122\n" +
-	"\x06unique\x18\x18 \x03(\v2\x1a.millpond.v1.DeduplicationR\x06unique\"\xfa\x01\n" +
+	"\x06unique\x18\x18 \x03(\v2\x1a.millpond.v1.DeduplicationR\x06unique\x12%\n" +
+	"\x04seen\x18\x19 \x01(\v2\x11.millpond.v1.SeenR\x04seen\"<\n" +
+	"\x04Seen\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
+	"\asegment\x18\x02 \x01(\fR\asegment\"\xfa\x01\n" +
 	"\rDeduplication\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x124\n" +
 	"\asetting\x18\x02 \x01(\v2\x1a.millpond.v1.UniqueSettingR\asetting\x12\x14\n" +
@@ -2786,7 +2851,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),           // 0: millpond.v1.Encoding
 	(Ownership)(0),          // 1: millpond.v1.Ownership
@@ -2813,12 +2878,13 @@ var file_manifest_proto_goTypes = []any{
 	(*SinkTables)(nil),      // 22: millpond.v1.SinkTables
 	(*TableClaim)(nil),      // 23: millpond.v1.TableClaim
 	(*Cursor)(nil),          // 24: millpond.v1.Cursor
-	(*Deduplication)(nil),   // 25: millpond.v1.Deduplication
-	(*UniqueSetting)(nil),   // 26: millpond.v1.UniqueSetting
-	(*UniqueReference)(nil), // 27: millpond.v1.UniqueReference
-	(*UniqueSnapshot)(nil),  // 28: millpond.v1.UniqueSnapshot
-	(*EarlierSnapshot)(nil), // 29: millpond.v1.EarlierSnapshot
-	(*DeadLetter)(nil),      // 30: millpond.v1.DeadLetter
+	(*Seen)(nil),            // 25: millpond.v1.Seen
+	(*Deduplication)(nil),   // 26: millpond.v1.Deduplication
+	(*UniqueSetting)(nil),   // 27: millpond.v1.UniqueSetting
+	(*UniqueReference)(nil), // 28: millpond.v1.UniqueReference
+	(*UniqueSnapshot)(nil),  // 29: millpond.v1.UniqueSnapshot
+	(*EarlierSnapshot)(nil), // 30: millpond.v1.EarlierSnapshot
+	(*DeadLetter)(nil),      // 31: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -2843,19 +2909,20 @@ var file_manifest_proto_depIdxs = []int32{
 	19, // 19: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
 	20, // 20: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
 	22, // 21: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	25, // 22: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
-	26, // 23: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
-	27, // 24: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
-	26, // 25: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
-	29, // 26: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
-	27, // 27: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
-	2,  // 28: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 29: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	26, // 22: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
+	25, // 23: millpond.v1.Cursor.seen:type_name -> millpond.v1.Seen
+	27, // 24: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
+	28, // 25: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
+	27, // 26: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
+	30, // 27: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
+	28, // 28: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
+	2,  // 29: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 30: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -2869,7 +2936,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   28,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
