@@ -48,6 +48,8 @@ class Run:
     cpu: dict[str, float]
     clickhouse_cpu: float
     clickhouse_cpu_before_merges: float
+    # Active parts at the end: those that further merges would still cost CPU time for.
+    parts: int
     sender_cpu: float
     seconds: float
     peak_memory: dict[str, float]
@@ -100,6 +102,8 @@ def _measure(
     after, clickhouse_after = used(), cpu_seconds(clickhouse.pid)
     _merged(clickhouse)
     merged = cpu_seconds(clickhouse.pid)
+    active = "active AND database = 'otel' AND table = 'otel_logs'"
+    parts = int(clickhouse.scalar(f"SELECT count() FROM system.parts WHERE {active}"))
     memory = {name: peak_memory(process.pid) for name, process in system.processes.items()}
     if alter:
         _alter_a_row(clickhouse)
@@ -109,6 +113,7 @@ def _measure(
         cpu={name: after[name] - before[name] for name in after},
         clickhouse_cpu=merged - clickhouse_before,
         clickhouse_cpu_before_merges=clickhouse_after - clickhouse_before,
+        parts=parts,
         sender_cpu=sender_cpu,
         seconds=seconds,
         peak_memory=memory,

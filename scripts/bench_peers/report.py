@@ -75,6 +75,7 @@ def _summary(name: str, runs: list[Run], millions: float, records: int) -> dict:
             "total": spread(lambda run: _total(run) / millions),
             "load_generator": spread(lambda run: run.sender_cpu / millions),
         },
+        "parts": spread(lambda run: run.parts),
         "records_per_second": spread(lambda run: records / run.seconds),
         "seconds": spread(lambda run: run.seconds),
         "answer_ms": {
@@ -145,9 +146,9 @@ def table(found: dict) -> str:
     """A Markdown table of the medians."""
     head = "CPU-s per million records, median (smallest..largest)"
     lines = [
-        f"| {head} | by process | system | ClickHouse | total | × Millpond | records/s |"
-        " peak memory, MiB |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| {head} | by process | system | ClickHouse, last row |"
+        " merges done (parts) | total, merges done | × Millpond | records/s | peak memory, MiB |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for system in found["systems"].values():
         cpu = system["cpu_seconds_per_million_records"]
@@ -162,7 +163,9 @@ def table(found: dict) -> str:
         lines.append(
             f"| {system['title']} "
             f"| {', '.join(f'{name} {value:.2f}' for name, value in processes.items())} "
-            f"| {_text(cpu['system'])} | {_text(cpu['clickhouse'])} | {_text(cpu['total'])} "
+            f"| {_text(cpu['system'])} | {_text(cpu['clickhouse_before_merges'])} "
+            f"| {_text(cpu['clickhouse'])} ({system['parts']['median']:.0f}) "
+            f"| {_text(cpu['total'])} "
             f"| {_text(ratio['total']) if ratio else '–'} "
             f"| {rate['median']:,.0f} ({rate['min']:,.0f}..{rate['max']:,.0f}) "
             f"| {', '.join(f'{process} {peak:.0f}' for process, peak in memory.items())} |"
