@@ -54,7 +54,8 @@ def flags() -> argparse.Namespace:
     chosen.only = chosen.only.split(",")
     unknown = [name for name in chosen.only if name not in SYSTEMS]
     if unknown:
-        parser.error(f"--only: {', '.join(unknown)} is none of {', '.join(SYSTEMS)}")
+        names = ", ".join(SYSTEMS)
+        parser.error(f"--only: no system is called {', '.join(unknown)}; there are {names}")
     return chosen
 
 

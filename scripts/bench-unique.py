@@ -23,6 +23,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from usage import cpu_seconds, peak_memory
+
 ROOT = Path(__file__).resolve().parent.parent
 # MILLPOND_BIN_DIR: a folder of programs that are already built.
 PROGRAMS = Path(os.environ.get("MILLPOND_BIN_DIR", ROOT / "target/release"))
@@ -83,15 +85,6 @@ def query(url, sql):
     request = urllib.request.Request(url, sql.encode())
     with urllib.request.urlopen(request) as answer:
         return answer.read().decode().strip()
-
-
-def usage(process):
-    """CPU-seconds and peak memory (MiB) of a process so far."""
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    ticks = int(fields[11]) + int(fields[12])
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return ticks / os.sysconf("SC_CLK_TCK"), int(peak.split()[1]) / 1024
 
 
 class Bench:
@@ -165,7 +158,7 @@ class Bench:
 
         self.wait_for(f"{rows} rows", lambda: count() >= rows, consumer)
         took = time.monotonic() - began
-        cpu, peak = usage(consumer)
+        cpu, peak = cpu_seconds(consumer.pid), peak_memory(consumer.pid)
         consumer.terminate()
         ended = consumer.wait()
         found = query(

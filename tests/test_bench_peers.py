@@ -94,3 +94,10 @@ def test_an_interrupted_benchmark_leaves_nothing_behind(tmp_path):
     output = ended(tmp_path, benchmark)
     assert benchmark.returncode == 1, output
     assert "interrupted; no results written" in output
+
+
+def test_a_flag_that_makes_no_sense_is_refused_before_anything_runs(tmp_path):
+    benchmark = start(tmp_path, "--only", "millpond,postgres")
+    output = ended(tmp_path, benchmark)
+    assert benchmark.returncode == 2, output
+    assert "no system is called postgres; there are millpond, " in output

@@ -160,17 +160,6 @@ struct Trim {
     needed: u64,
 }
 
-/// The log of a shard in a round.
-enum Advanced {
-    /// Nobody has committed to the shard yet.
-    Absent,
-    /// It is not the log that consumers have read: the keys of their cursors, each with the reason. Nothing of the shard is deleted,
-    /// because somebody may put the right one back.
-    Wrong(Vec<String>),
-    /// Its state, and what the round changes about it. The state is in force, except in a dry round.
-    To(Box<Manifest>, Collected),
-}
-
 /// The part of a shard's log that its consumers still need.
 #[derive(Debug, Default)]
 struct Needs {
@@ -233,7 +222,7 @@ impl GarbageCollector {
         }
         to.register(
             "unreadable_cursors",
-            "Cursors that the last round could not read, or that are ahead of their log: the logs of their shards are not trimmed",
+            "Cursors that the last round could not read, or that have read another log: the logs of their shards are not trimmed",
             metrics.unreadable_cursors.clone(),
         );
         GarbageCollector {
@@ -341,32 +330,19 @@ impl GarbageCollector {
         done: &mut Collected,
         progress: &mut Progress<'_>,
     ) -> Result<(), CollectError> {
+        let unusable = &mut done.unreadable_cursors;
         if !dry {
-            match self.advance(shard, true).await? {
-                Advanced::Absent => return Ok(()),
-                Advanced::Wrong(why) => {
-                    done.unreadable_cursors = why;
-                    return Ok(());
-                }
-                Advanced::To(log, would) => {
-                    let is_worth_it = self.is_worth_it(&log, &would).await;
-                    done.unreadable_cursors = would.unreadable_cursors;
-                    if !is_worth_it {
-                        return Ok(());
-                    }
-                }
+            let Some((log, would)) = self.advance(shard, true, unusable).await? else {
+                return Ok(());
+            };
+            if !self.is_worth_it(&log, &would).await {
+                return Ok(());
             }
         }
         let garbage = loop {
-            // Each attempt finds them again.
-            done.unreadable_cursors.clear();
-            let (log, advanced) = match self.advance(shard, dry).await? {
-                Advanced::Absent => return Ok(()),
-                Advanced::Wrong(why) => {
-                    done.unreadable_cursors = why;
-                    return Ok(());
-                }
-                Advanced::To(log, advanced) => (log, advanced),
+            let unusable = &mut done.unreadable_cursors;
+            let Some((log, advanced)) = self.advance(shard, dry, unusable).await? else {
+                return Ok(());
             };
             done.add(advanced);
             match self.garbage(&log).await {
@@ -409,19 +385,34 @@ impl GarbageCollector {
         }))
     }
 
-    /// Advances the log's beginning and the orphan floor.
-    async fn advance(&mut self, shard: u32, dry: bool) -> Result<Advanced, CollectError> {
+    /// Advances the log's beginning and the orphan floor. Returns the log, and what the round changes about it. The log is in force, except
+    /// in a dry round. `unusable`: the cursors that cannot be read or have read another log, each as its key and the reason.
+    ///
+    /// `None`: nobody has committed to the shard yet, or its log is not the one that its consumers have read. Nothing of it is deleted then,
+    /// because somebody may put the right one back.
+    async fn advance(
+        &mut self,
+        shard: u32,
+        dry: bool,
+        unusable: &mut Vec<String>,
+    ) -> Result<Option<(Manifest, Collected)>, CollectError> {
         let key = layout::manifest(shard);
         for _ in 0..SWAPS_MAX {
+            // Each attempt finds them again.
+            unusable.clear();
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
-                return Ok(Advanced::Absent);
+                return Ok(None);
             };
             let needs = self.needs(shard).await?;
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
                 Recognized::Yes(log) => *log,
-                Recognized::No(why) => return Ok(Advanced::Wrong(why)),
-                Recognized::Absent => return Ok(Advanced::Absent),
+                Recognized::No(why) => {
+                    *unusable = why;
+                    return Ok(None);
+                }
+                Recognized::Absent => return Ok(None),
             };
+            unusable.clone_from(&needs.unreadable);
             let now_ms = self.environment.now_ms();
             let before =
                 |age: Duration| now_ms.saturating_sub(u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
@@ -430,11 +421,10 @@ impl GarbageCollector {
             let done = Collected {
                 trimmed_sequences: next.first_sequence - state.first_sequence,
                 unread_sequences: trim.to.saturating_sub(trim.needed.max(state.first_sequence)),
-                unreadable_cursors: needs.unreadable.clone(),
                 ..Collected::default()
             };
             if dry || next == state {
-                return Ok(Advanced::To(Box::new(next), done));
+                return Ok(Some((next, done)));
             }
             let next = next.stamped(self.environment.random());
             // Read again after an unknown outcome, as after a mismatch: trimming twice is harmless.
@@ -450,7 +440,7 @@ impl GarbageCollector {
                         trim.to
                     );
                 }
-                return Ok(Advanced::To(Box::new(snapshot.state), done));
+                return Ok(Some((snapshot.state, done)));
             }
         }
         Err(CollectError::Contended(shard))

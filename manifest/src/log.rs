@@ -1,7 +1,7 @@
 //! A reader's view of a shard's log: the manifest and its loaded pages. It never reads a page itself, but reports which
 //! one is missing.
 
-use crate::cursor::Seen;
+use crate::cursor::{Cursor, Seen};
 use crate::entry::{Entry, Part};
 use crate::{Manifest, Page, PageReference};
 use std::collections::BTreeMap;
@@ -27,14 +27,20 @@ pub struct Lag {
     pub oldest_committed_at_ms: Option<u64>,
 }
 
-/// How a log relates to a segment that a reader has seen.
+/// How a log relates to what a consumer has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Continuity<'a> {
-    /// The log has it, or begins after it.
+    /// The log has the newest segment that the consumer has seen, or begins after it, or nobody knows the segment: an older program wrote
+    /// the cursor.
     Same,
-    /// The log has another segment in its place: it is not the log that the reader has read.
-    Other(Ulid),
-    /// The log ends before it.
+    /// The log has another segment in its place: it is not the log that the consumer has read.
+    Other {
+        /// The segment that the consumer has seen.
+        seen: Seen,
+        /// The segment that is there now.
+        found: Ulid,
+    },
+    /// The log ends before it, or before a position.
     Short,
     /// Only this page can tell, which is not loaded.
     Unread(&'a PageReference),
@@ -152,20 +158,29 @@ impl Log {
             .map_or(self.manifest.next_sequence, |page| page.first)
     }
 
-    /// Compares the log with a segment that a reader has seen.
-    pub fn continuity(&self, seen: Seen) -> Continuity<'_> {
-        if seen.sequence >= self.manifest.next_sequence {
+    /// Compares the log with what a consumer has read.
+    pub fn continuity(&self, cursor: &Cursor) -> Continuity<'_> {
+        if cursor.furthest() > self.manifest.next_sequence {
             return Continuity::Short;
         }
-        if seen.sequence < self.manifest.first_sequence {
+        let Some(seen) = cursor
+            .seen
+            .filter(|seen| seen.sequence >= self.manifest.first_sequence)
+        else {
             return Continuity::Same;
+        };
+        if let Some(page) = self
+            .missing(seen.sequence)
+            .filter(|page| page.first <= seen.sequence)
+        {
+            return Continuity::Unread(page);
         }
         match self.entries(seen.sequence).next() {
-            Some((_, entry)) if entry.segment == seen.segment => Continuity::Same,
-            Some((_, entry)) => Continuity::Other(entry.segment),
-            None => self
-                .missing(seen.sequence)
-                .map_or(Continuity::Short, Continuity::Unread),
+            Some((_, entry)) if entry.segment != seen.segment => Continuity::Other {
+                seen,
+                found: entry.segment,
+            },
+            _ => Continuity::Same,
         }
     }
 

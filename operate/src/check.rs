@@ -2,7 +2,6 @@
 
 use crate::buffer::{buffer, cursors, whole};
 use millpond_manifest::cas::{self, ReadError};
-use millpond_manifest::cursor::Seen;
 use millpond_manifest::log::Continuity;
 use millpond_manifest::{Buffer, Cursor, Log, Manifest, layout};
 use millpond_storage::Store;
@@ -162,18 +161,17 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
 
 /// Why a consumer has read another log than this one, whose pages are loaded. `None`: it may be this one.
 fn has_read_another(cursor: &Cursor, log: &Log) -> Option<String> {
-    let (consumer, end, read) = (&cursor.consumer, log.next_sequence, cursor.furthest());
-    if read > end {
-        return Some(format!(
-            "consumer {consumer} has read up to sequence {read}, past the log's end {end}"
-        ));
+    let consumer = &cursor.consumer;
+    match log.continuity(cursor) {
+        Continuity::Same | Continuity::Unread(_) => None,
+        Continuity::Short => Some(format!(
+            "consumer {consumer} has read up to sequence {}, past the log's end {}",
+            cursor.furthest(),
+            log.next_sequence
+        )),
+        Continuity::Other { seen, found } => Some(format!(
+            "consumer {consumer} has read segment {} at sequence {}, and the log has {found} there",
+            seen.segment, seen.sequence
+        )),
     }
-    let seen = cursor.seen?;
-    let Continuity::Other(found) = log.continuity(seen) else {
-        return None;
-    };
-    let Seen { sequence, segment } = seen;
-    Some(format!(
-        "consumer {consumer} has read segment {segment} at sequence {sequence}, and the log has {found} there"
-    ))
 }

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from usage import cpu_seconds, peak_memory
+
 from bench_peers.systems import DATABASE, ClickHouse, System
 from harness.process import Process, TimedOut, eventually
 from harness.services import program
@@ -210,23 +212,10 @@ def _alter_a_row(clickhouse: ClickHouse) -> None:
     )
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its ended children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def _children_cpu_seconds() -> float:
     """User and system time of this process's ended children."""
     times = os.times()
     return times.children_user + times.children_system
-
-
-def peak_memory(pid: int) -> float:
-    """Peak resident memory of a process in MiB."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    peak = next(line for line in status if line.startswith("VmHWM:"))
-    return int(peak.split()[1]) / 1024
 
 
 def _tails(directory: Path) -> str:

@@ -32,8 +32,7 @@ def results(runs: list[Run], load: Load, left_out: dict[str, str], bodies: str) 
     for name in dict.fromkeys(run.system for run in runs):
         own = [run for run in runs if run.system == name]
         systems[name] = _summary(name, own, millions, load.records)
-    base = next((n for n in systems if n == "millpond"), None)
-    if base is not None:
+    if "millpond" in systems:
         for name, system in systems.items():
             system["ratio_to_millpond"] = _ratios(runs, name)
     return {

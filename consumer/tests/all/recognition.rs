@@ -32,6 +32,19 @@ fn next(log: &Log, table: &Arc<Table>) -> Running {
     start(&log.store, config, table)
 }
 
+/// Commits a sixth segment, and kills a consumer that has sent it and not acknowledged it.
+async fn leave_a_batch_in_doubt(log: &mut Log, table: &Arc<Table>) {
+    log.commit(&[1]).await;
+    let patient = Config {
+        ack_interval: MINUTE,
+        ..config("a")
+    };
+    let consumer = start(&log.store, patient, table);
+    table.has(6).await;
+    consumer.crash().await;
+    assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 5);
+}
+
 async fn ends(consumer: Running) -> ConsumeError {
     let ended = timeout(MINUTE, consumer.task).await.expect("it never ends");
     ended.unwrap().unwrap_err()
@@ -108,15 +121,7 @@ async fn a_batch_in_doubt_is_not_sent_from_another_log() {
     let table = Table::open("table");
     let (mut log, _) = read_by_a_consumer(&table).await;
     let before = log.manifest().await.state;
-    log.commit(&[1]).await;
-    let patient = Config {
-        ack_interval: MINUTE,
-        ..config("a")
-    };
-    let consumer = start(&log.store, patient, &table);
-    table.has(6).await;
-    consumer.crash().await;
-    assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 5);
+    leave_a_batch_in_doubt(&mut log, &table).await;
     put(&log, &before).await;
     log.commit(&[1, 1]).await;
     finds_another_log(&log, &table, 5).await;
@@ -155,14 +160,7 @@ async fn a_log_that_begins_after_what_was_seen_goes_on() {
 async fn a_batch_in_doubt_waits_for_a_manifest_that_comes_later() {
     let table = Table::open("table");
     let (mut log, _) = read_by_a_consumer(&table).await;
-    log.commit(&[1]).await;
-    let patient = Config {
-        ack_interval: MINUTE,
-        ..config("a")
-    };
-    let consumer = start(&log.store, patient, &table);
-    table.has(6).await;
-    consumer.crash().await;
+    leave_a_batch_in_doubt(&mut log, &table).await;
     let key = layout::manifest(0);
     let moved = log.store.get(&key).await.unwrap().unwrap().bytes;
     log.store.delete(&key).await.unwrap();
