@@ -659,6 +659,34 @@ CATCHERS = {
             r"it never ends",
         )
     ],
+    "contradicted-log-taken": [
+        Catcher(
+            "consumer/tests/all/watch.rs",
+            "a_restored_log_that_contradicts_the_leader_is_not_taken",
+            r"it never ends",
+        )
+    ],
+    "missed-tail-trusted": [
+        Catcher(
+            "consumer/tests/all/recognition.rs",
+            "an_owner_recognizes_the_log_again_after_it_has_missed_a_whole_tail",
+            r"it never ends",
+        )
+    ],
+    "repair-of-any-log": [
+        Catcher(
+            "consumer/tests/all/repair.rs",
+            "a_repair_compares_with_no_other_log",
+            r"called `Result::unwrap_err\(\)` on an `Ok`",
+        )
+    ],
+    "lost-page-keeps-all": [
+        Catcher(
+            "consumer/tests/all/gc.rs",
+            "a_lost_page_with_what_a_consumer_has_seen_stops_no_retention",
+            r"called `Result::unwrap\(\)` on an `Err`",
+        )
+    ],
     "short-log-taken": [
         Catcher(
             "consumer/tests/all/recognition.rs",

@@ -251,31 +251,42 @@ pub(crate) fn judge(
             )),
         };
     }
-    match follows(known, &sent) {
-        true => Ok((version, Some(sent))),
-        false => Err((
+    match continuation(known, &sent) {
+        Continuation::Shown | Continuation::Hidden => Ok((version, Some(sent))),
+        Continuation::Contradicted => Err((
             Fallback::contradicted,
             format!("the log of its version {version} does not continue the known one"),
         )),
     }
 }
 
-/// Returns true unless two states are of different logs.
-pub(crate) fn follows(known: &Manifest, news: &Manifest) -> bool {
+/// Whether a state continues the log of an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Continuation {
+    /// It does.
+    Shown,
+    /// The newest segment of the earlier one is in a page or trimmed, so the states alone do not tell.
+    Hidden,
+    /// They are of different logs.
+    Contradicted,
+}
+
+/// Compares two states by the newest segment of the earlier one.
+pub(crate) fn continuation(known: &Manifest, news: &Manifest) -> Continuation {
     if news.next_sequence < known.next_sequence || news.first_sequence < known.first_sequence {
-        return false;
+        return Continuation::Contradicted;
     }
     let segment = |manifest: &Manifest, sequence: u64| {
         let place = usize::try_from(sequence.checked_sub(manifest.tail_start())?).ok()?;
         manifest.tail.get(place).map(|entry| entry.segment)
     };
     let Some(last) = known.next_sequence.checked_sub(1) else {
-        return true;
+        return Continuation::Shown;
     };
     match (segment(known, last), segment(news, last)) {
-        (Some(known), Some(news)) => known == news,
-        // It is in a page.
-        _ => true,
+        (Some(known), Some(news)) if known == news => Continuation::Shown,
+        (Some(_), Some(_)) => Continuation::Contradicted,
+        _ => Continuation::Hidden,
     }
 }
 

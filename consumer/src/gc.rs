@@ -403,9 +403,12 @@ impl GarbageCollector {
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
                 return Ok(None);
             };
-            let needs = self.needs(shard).await?;
+            let mut needs = self.needs(shard).await?;
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
-                Recognized::Yes(log) => *log,
+                Recognized::Yes(log, unknown) => {
+                    needs.unreadable.extend(unknown);
+                    *log
+                }
                 Recognized::No(why) => {
                     *unusable = why;
                     return Ok(None);

@@ -6,7 +6,7 @@ use crate::claim::Claim;
 use crate::error::ConsumeError;
 use crate::reading::read_patiently;
 use crate::streams::StreamPattern;
-use millpond_manifest::cursor::{Ownership, Skip};
+use millpond_manifest::cursor::{Ownership, Seen, Skip};
 use millpond_manifest::{Cursor, Manifest, layout};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -76,6 +76,8 @@ pub(crate) struct Origin {
     lease_ms: u64,
     /// Parts that an operator skipped.
     skipped: Vec<Skip>,
+    /// The newest segment that the consumer has seen.
+    seen: Option<Seen>,
 }
 
 impl Origin {
@@ -91,6 +93,7 @@ impl Origin {
             unsettled,
             lease_ms: if unsettled { cursor.lease_ms } else { 0 },
             skipped: cursor.skipped,
+            seen: cursor.seen,
         }
     }
 
@@ -100,6 +103,7 @@ impl Origin {
             unsettled: cursor.unsettled || self.unsettled,
             lease_ms: cursor.lease_ms.max(self.lease_ms),
             skipped: self.skipped.clone(),
+            seen: self.seen,
             ..cursor
         }
     }

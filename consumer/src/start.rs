@@ -5,7 +5,7 @@ use crate::error::ConsumeError;
 use crate::owner::Owned;
 use crate::schedule::begins;
 use crate::shard::{Admitted, PageRead, Shard};
-use millpond_manifest::{Cursor, Entry, Log, Manifest};
+use millpond_manifest::{Entry, Log, Manifest};
 use tracing::{info, warn};
 
 impl Shard {
@@ -70,8 +70,8 @@ impl Shard {
     }
 
     /// Warns of a log that ends before what the consumer has read.
-    pub(crate) fn warn_if_ahead(&self, cursor: &Cursor, log_end: u64) {
-        if let Some(reason) = is_ahead(cursor, log_end) {
+    pub(crate) fn warn_if_ahead(&self, read: u64, log_end: u64) {
+        if let Some(reason) = is_ahead(read, log_end) {
             warn!(
                 shard = self.claim.shard,
                 "this consumer {reason}. Stop the gateways, and read what has come since with another consumer, into other tables"
@@ -96,7 +96,7 @@ impl Shard {
             return;
         };
         let log = Log::new(log.clone());
-        self.warn_if_ahead(cursor, log.next_sequence);
+        self.warn_if_ahead(cursor.furthest(), log.next_sequence);
         let (mut at, mut records, mut paged) = (log.next_sequence, 0, false);
         for (index, stream) in (0_u32..).zip(&log.streams) {
             if self.worker.takes(&stream.name, stream.encoding) {
@@ -120,8 +120,7 @@ impl Shard {
 }
 
 /// Why a log cannot be the one that the consumer has read. `None`: it may be.
-pub(crate) fn is_ahead(cursor: &Cursor, log_end: u64) -> Option<String> {
-    let read = cursor.furthest();
+pub(crate) fn is_ahead(read: u64, log_end: u64) -> Option<String> {
     (read > log_end).then(|| {
         format!(
             "has read up to sequence {read}, and the log in the store ends at {log_end}: somebody restored the manifest, or the store serves \

@@ -27,7 +27,7 @@ use crate::write::Term;
 use futures::future::{BoxFuture, OptionFuture};
 use log::{Loading, Reading};
 use millpond_manifest::cas::Snapshot;
-use millpond_manifest::cursor::Plan;
+use millpond_manifest::cursor::{Plan, Seen};
 use millpond_manifest::{Cursor, Log};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -59,6 +59,8 @@ pub(crate) struct Tenure<'a> {
     log: Option<Known>,
     /// The log is the one that the consumer has read.
     recognized: bool,
+    /// The newest segment of that log, as far as the store has shown it.
+    seen: Option<Seen>,
     /// The predecessor may have sent batches.
     in_doubt: bool,
     schedule: Schedule,
@@ -132,11 +134,13 @@ impl<'a> Tenure<'a> {
             .unsettled
             .then(|| shard.settle(state.opening, owned.outlived));
         let (refusals, refused) = mpsc::channel(REPORTS);
+        let seen = state.seen;
         let mut tenure = Tenure {
             shard,
             durable: owned.durable,
             log,
             recognized: false,
+            seen,
             in_doubt: owned.in_doubt,
             schedule,
             work: JoinSet::new(),

@@ -236,7 +236,7 @@ impl Cursor {
     /// it has seen. It is never beyond the end of the log that the consumer has read.
     pub fn furthest(&self) -> u64 {
         let next = self.streams.values().map(|stream| stream.next);
-        let seen = self.seen.map_or(0, |seen| seen.sequence.saturating_add(1));
+        let seen = self.seen.map_or(0, |seen| seen.end());
         next.max().unwrap_or(0).max(self.start).max(seen)
     }
 

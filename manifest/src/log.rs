@@ -1,7 +1,7 @@
 //! A reader's view of a shard's log: the manifest and its loaded pages. It never reads a page itself, but reports which
 //! one is missing.
 
-use crate::cursor::{Cursor, Seen};
+use crate::cursor::Seen;
 use crate::entry::{Entry, Part};
 use crate::{Manifest, Page, PageReference};
 use std::collections::BTreeMap;
@@ -158,15 +158,12 @@ impl Log {
             .map_or(self.manifest.next_sequence, |page| page.first)
     }
 
-    /// Compares the log with what a consumer has read.
-    pub fn continuity(&self, cursor: &Cursor) -> Continuity<'_> {
-        if cursor.furthest() > self.manifest.next_sequence {
+    /// Compares the log with what a consumer has read: everything before sequence `read`, and the newest segment that it has seen.
+    pub fn continuity(&self, read: u64, seen: Option<Seen>) -> Continuity<'_> {
+        if seen.map_or(read, |seen| read.max(seen.end())) > self.manifest.next_sequence {
             return Continuity::Short;
         }
-        let Some(seen) = cursor
-            .seen
-            .filter(|seen| seen.sequence >= self.manifest.first_sequence)
-        else {
+        let Some(seen) = seen.filter(|seen| seen.sequence >= self.manifest.first_sequence) else {
             return Continuity::Same;
         };
         if let Some(page) = self

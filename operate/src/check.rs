@@ -162,7 +162,7 @@ async fn check_shard(store: &Store, buffer: &Buffer, shard: u32) -> anyhow::Resu
 /// Why a consumer has read another log than this one, whose pages are loaded. `None`: it may be this one.
 fn has_read_another(cursor: &Cursor, log: &Log) -> Option<String> {
     let consumer = &cursor.consumer;
-    match log.continuity(cursor) {
+    match log.continuity(cursor.furthest(), cursor.seen) {
         Continuity::Same | Continuity::Unread(_) => None,
         Continuity::Short => Some(format!(
             "consumer {consumer} has read up to sequence {}, past the log's end {}",

@@ -2,7 +2,7 @@
 //! producers began a new one.
 
 use super::{CollectError, GarbageCollector, Needs};
-use millpond_manifest::cas::{self, Snapshot};
+use millpond_manifest::cas::{self, ReadError, Snapshot};
 use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, Manifest, layout};
 
@@ -27,10 +27,28 @@ impl HasRead {
     }
 }
 
+/// The consumers whose log may be another one: the keys of their cursors, each with the reason.
+#[derive(Default)]
+struct Compared {
+    /// They have read another log.
+    strangers: Vec<String>,
+    /// The page that would tell is lost or damaged.
+    unknown: Vec<String>,
+}
+
+impl Compared {
+    fn of(self, log: Snapshot<Manifest>) -> Recognized {
+        match self.strangers.is_empty() {
+            true => Recognized::Yes(Box::new(log), self.unknown),
+            false => Recognized::No(self.strangers),
+        }
+    }
+}
+
 /// The answer of [`GarbageCollector::recognize`].
 pub(super) enum Recognized {
-    /// This state may be of the log that all consumers have read.
-    Yes(Box<Snapshot<Manifest>>),
+    /// This state may be of the log that all consumers have read. For the cursors with these keys and reasons that is unknown.
+    Yes(Box<Snapshot<Manifest>>, Vec<String>),
     /// It is another log: the keys of the cursors, each with the reason.
     No(Vec<String>),
     /// The manifest is gone.
@@ -44,28 +62,24 @@ impl GarbageCollector {
         log: Snapshot<Manifest>,
         needs: &Needs,
     ) -> Result<Recognized, CollectError> {
-        let before = self.strangers(&log.state, needs).await;
-        if matches!(&before, Ok(strangers) if strangers.is_empty()) {
-            return Ok(Recognized::Yes(Box::new(log)));
+        let before = self.compare(&log.state, needs).await?;
+        if before.strangers.is_empty() && before.unknown.is_empty() {
+            return Ok(before.of(log));
         }
         // Meanwhile the log may have grown, or another garbage collector may have trimmed it and deleted a page.
         let Some(now) = cas::read::<Manifest>(&self.store, &layout::manifest(log.state.shard)).await? else {
             return Ok(Recognized::Absent);
         };
         if now.state.stamp == log.state.stamp {
-            return before.map(Recognized::No);
+            return Ok(before.of(now));
         }
-        let strangers = self.strangers(&now.state, needs).await?;
-        Ok(if strangers.is_empty() {
-            Recognized::Yes(Box::new(now))
-        } else {
-            Recognized::No(strangers)
-        })
+        Ok(self.compare(&now.state, needs).await?.of(now))
     }
 
-    /// The cursors of consumers that have read another log than this one, each with the reason.
-    async fn strangers(&mut self, log: &Manifest, needs: &Needs) -> Result<Vec<String>, CollectError> {
-        let mut strangers = Vec::new();
+    /// Finds the consumers that have read another log than this one.
+    async fn compare(&mut self, log: &Manifest, needs: &Needs) -> Result<Compared, CollectError> {
+        let mut compared = Compared::default();
+        let Compared { strangers, unknown } = &mut compared;
         for HasRead { key, end, seen } in &needs.read {
             if *end > log.next_sequence {
                 strangers.push(format!(
@@ -78,7 +92,17 @@ impl GarbageCollector {
             let Some(Seen { sequence, segment }) = *seen else {
                 continue;
             };
-            match self.segment_at(log, sequence).await? {
+            let found = match self.segment_at(log, sequence).await {
+                Ok(found) => found,
+                Err(CollectError::Read(ReadError::Store(error))) => return Err(error.into()),
+                Err(damage) => {
+                    unknown.push(format!(
+                        "{key}: whether its consumer has read this log is unknown: {damage}"
+                    ));
+                    continue;
+                }
+            };
+            match found {
                 Some(found) if found != segment => strangers.push(format!(
                     "{key}: it has read segment {segment} at sequence {sequence}, and the log has {found} there: somebody restored the \
                      manifest, or deleted it so that gateways began a new one"
@@ -86,7 +110,7 @@ impl GarbageCollector {
                 _ => {}
             }
         }
-        Ok(strangers)
+        Ok(compared)
     }
 
     /// The segment at a sequence of the log. `None`: the log begins after it, or ends before it.

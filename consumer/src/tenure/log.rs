@@ -2,14 +2,13 @@
 //! the consumer's lag. It decides nothing.
 
 use super::Tenure;
-use crate::discovery::{Fallback, follows};
+use crate::discovery::{Continuation, Fallback, continuation};
 use crate::error::ConsumeError;
 use crate::schedule::begins;
 use crate::shard::{PageRead, Shard};
 use crate::start::is_ahead;
 use futures::future::{BoxFuture, FutureExt};
 use millpond_manifest::cas::{self, ReadError, Reread, Snapshot};
-use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_runtime::Level;
 use millpond_storage::Version;
@@ -24,15 +23,12 @@ pub(crate) struct Known {
     stored: Version,
     /// The number of its version.
     stored_version: u64,
-    /// The newest segment of the states that the store has returned.
-    pub(super) newest: Option<Seen>,
 }
 
 impl Known {
     pub(crate) fn new(snapshot: Snapshot<Manifest>) -> Known {
         Known {
             stored_version: snapshot.state.stamp.version,
-            newest: Seen::newest(&snapshot.state),
             log: Log::new(snapshot.state),
             stored: snapshot.version,
         }
@@ -99,7 +95,7 @@ impl Tenure<'_> {
                     None => {
                         self.behind_since = None;
                         let log_end = self.log.as_ref().map_or(0, |known| known.log.next_sequence);
-                        match is_ahead(&self.durable.state, log_end) {
+                        match is_ahead(self.read_up_to(), log_end) {
                             Some(reason) => self.shard.claim.readiness.waits(&what, reason, Level::Warn),
                             None => self.shard.claim.readiness.goes_on(&what),
                         }
@@ -143,14 +139,15 @@ impl Tenure<'_> {
         let stamp = news.state.stamp;
         let Some(known) = self.log.as_mut() else {
             self.shard
-                .warn_if_ahead(&self.durable.state, news.state.next_sequence);
+                .warn_if_ahead(self.read_up_to(), news.state.next_sequence);
             self.log = Some(Known::new(news));
             self.learn();
             return Ok(None);
         };
         let is_same = stamp == known.log.stamp;
-        let contradicts =
-            !is_same && (stamp.version == known.log.stamp.version || !follows(&known.log, &news.state));
+        let contradicts = !is_same
+            && (stamp.version == known.log.stamp.version
+                || continuation(&known.log, &news.state) == Continuation::Contradicted);
         // The store's word against its own is a restored manifest, its word against a leader's is the leader's fault.
         if stamp.version < known.log.stamp.version || (contradicts && !known.is_hearsay()) {
             // Nothing that was planned from the newer log is taken back.
@@ -159,7 +156,6 @@ impl Tenure<'_> {
         let shown = known.log.stamp.version;
         let is_first = news.state.next_sequence > known.log.next_sequence;
         (known.stored, known.stored_version) = (news.version, stamp.version);
-        known.newest = Seen::newest(&news.state).or(known.newest);
         if !is_same {
             self.advance(news.state);
         }
@@ -180,9 +176,13 @@ impl Tenure<'_> {
         Ok(None)
     }
 
-    /// Moves on to a later state of the log.
+    /// Moves on to a later state of the log. Unless it shows that it continues the known one, the owner recognizes it anew: somebody may have
+    /// restored the manifest while this machine stood still, or a leader was wrong.
     pub(super) fn advance(&mut self, state: Manifest) {
         let Some(known) = self.log.take() else { return };
+        if continuation(&known.log, &state) != Continuation::Shown {
+            self.recognized = false;
+        }
         let came = state.next_sequence.saturating_sub(known.log.next_sequence);
         // A change by the garbage collector adds no segments.
         if came > 0 {

@@ -4,40 +4,69 @@
 use super::{Tenure, replay};
 use crate::discovery::Fallback;
 use crate::error::ConsumeError;
+use millpond_manifest::cursor::Seen;
 use millpond_manifest::log::Continuity;
 use millpond_manifest::{Log, PageReference, layout};
 
 impl Tenure<'_> {
-    /// Looks for the newest segment that an owner has seen. Until the log has it, the consumer plans, sends and acknowledges nothing.
+    /// Looks for the newest segment that an owner has seen, unless the log is known to have it. Until then the consumer plans, sends and
+    /// acknowledges nothing.
     pub(super) fn recognize(&mut self) -> Result<(), ConsumeError> {
-        let Some(known) = self.log.as_ref().filter(|_| !self.recognized) else {
-            return Ok(());
-        };
-        match known.log.continuity(&self.durable.state) {
-            Continuity::Same => {}
-            Continuity::Short | Continuity::Unread(_) => return Ok(()),
-            Continuity::Other { .. } if known.is_hearsay() => {
-                self.stop_watching(
-                    Fallback::contradicted,
-                    &"it shows another log than the one that was read",
-                );
-                return Ok(());
+        let Some(known) = &self.log else { return Ok(()) };
+        if !self.recognized {
+            match self.continuity(&known.log) {
+                Continuity::Same => {}
+                Continuity::Short | Continuity::Unread(_) => return Ok(()),
+                Continuity::Other { .. } if known.is_hearsay() => {
+                    self.distrust_leader();
+                    return Ok(());
+                }
+                Continuity::Other { seen, found } => return Err(self.other_log(seen, found)),
             }
-            Continuity::Other { seen, found } => {
-                return Err(ConsumeError::OtherLog {
-                    key: layout::manifest(self.shard.claim.shard),
-                    consumer: self.shard.claim.consumer.clone(),
-                    sequence: seen.sequence,
-                    read: seen.segment,
-                    found,
-                });
+            self.recognized = true;
+            // Once: from here on this owner knows its batches.
+            if std::mem::take(&mut self.in_doubt) {
+                self.schedule = replay(self.shard, &self.durable.state, &known.log);
             }
         }
-        self.recognized = true;
-        if self.in_doubt {
-            self.schedule = replay(self.shard, &self.durable.state, &known.log);
-        }
+        self.see();
         Ok(())
+    }
+
+    /// Takes note of the newest segment that the store has shown.
+    fn see(&mut self) {
+        let confirmed = self.log.as_ref().filter(|known| !known.is_hearsay());
+        if let Some(newest) = confirmed.and_then(|known| Seen::newest(&known.log)) {
+            self.seen = Some(newest);
+        }
+    }
+
+    /// The sequence after what the consumer has read or seen.
+    pub(super) fn read_up_to(&self) -> u64 {
+        let seen = self.seen.map_or(0, |seen| seen.end());
+        self.durable.state.furthest().max(seen)
+    }
+
+    fn continuity<'l>(&self, log: &'l Log) -> Continuity<'l> {
+        log.continuity(self.read_up_to(), self.seen)
+    }
+
+    fn distrust_leader(&mut self) {
+        // It is asked again only after a while.
+        if self.discovery.works() {
+            let reason = "it shows another log than the one that was read";
+            self.stop_watching(Fallback::contradicted, &reason);
+        }
+    }
+
+    fn other_log(&self, seen: Seen, found: ulid::Ulid) -> ConsumeError {
+        ConsumeError::OtherLog {
+            key: layout::manifest(self.shard.claim.shard),
+            consumer: self.shard.claim.consumer.clone(),
+            sequence: seen.sequence,
+            read: seen.segment,
+            found,
+        }
     }
 
     /// The page that tells whether the log is the right one, if that is not known yet.
@@ -45,7 +74,7 @@ impl Tenure<'_> {
         if self.recognized {
             return None;
         }
-        match log.continuity(&self.durable.state) {
+        match self.continuity(log) {
             Continuity::Unread(page) => Some(page),
             _ => None,
         }

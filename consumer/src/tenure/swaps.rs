@@ -83,8 +83,8 @@ impl Tenure<'_> {
     /// Records the acknowledged positions, and what follows from them.
     pub(super) fn acknowledge(&self, next: &mut Cursor, decision: &Decision) -> Result<(), ConsumeError> {
         if let Some(known) = self.log.as_ref().filter(|_| self.recognized) {
-            if let Some(newest) = known.newest {
-                next.see(newest);
+            if let Some(seen) = self.seen {
+                next.see(seen);
             }
             let acknowledged = decision.acknowledge.iter().map(|(stream, _)| stream);
             let planned = decision

@@ -229,6 +229,39 @@ async fn a_log_with_another_segment_than_a_consumer_has_seen_keeps_all_of_it() {
     }
 }
 
+/// The page that would tell is lost. Its consumer may have read another log, and retention still ends the matter.
+#[tokio::test]
+async fn a_lost_page_with_what_a_consumer_has_seen_stops_no_retention() {
+    let log = eight().await;
+    acknowledge(&log, "default", STREAM, 8).await;
+    let entry = |log: &Manifest| log.tail[0].segment;
+    let seen = Seen {
+        sequence: 4,
+        segment: entry(&log.manifest().await.state),
+    };
+    log.change_cursor("default", |cursor| Cursor {
+        seen: Some(seen),
+        ..cursor.clone()
+    })
+    .await;
+    let lost = log.page_key(1).await;
+    log.store.delete(&lost).await.unwrap();
+    let clock = Clock::at(log.now_ms + 100 * u64::try_from(GRACE.as_millis()).unwrap());
+    let (mut collector, registry) = gc_of(&log.store, &clock, None);
+    collector.round(false).await.unwrap_err();
+    assert_eq!(log.manifest().await.state.first_sequence, 0);
+    assert_eq!(counter(&registry, "millpond_gc_trimmed_sequences"), 0);
+    let (mut collector, _) = gc_of(&log.store, &clock, Some(GRACE));
+    let done = collector.round(false).await.unwrap();
+    assert_eq!((done.trimmed_sequences, done.segments), (8, 8));
+    let [why] = &done.unreadable_cursors[..] else {
+        panic!("{:?}", done.unreadable_cursors);
+    };
+    assert!(why.contains("default/cursor") && why.contains(&lost), "{why}");
+    let done = collector.round(false).await.unwrap();
+    assert_eq!(done.unreadable_cursors, [] as [String; 0]);
+}
+
 /// A consumer that began at the end of the log and has read nothing.
 #[tokio::test]
 async fn a_beginning_that_is_ahead_of_its_log_keeps_all_of_it() {

@@ -5,6 +5,7 @@ use crate::support::{Log, Running, STREAM, Table, acknowledged, config, put, sta
 use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::{Manifest, layout};
 use millpond_storage::Store;
+use millpond_storage::unreliable::{Faults, On};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
@@ -171,4 +172,40 @@ async fn a_batch_in_doubt_waits_for_a_manifest_that_comes_later() {
     acknowledged(&log, 6).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), log.rows());
+}
+
+/// The machine of an owner stands still, or its network does, while the log grows past the tail that it knows.
+#[tokio::test(start_paused = true)]
+async fn an_owner_recognizes_the_log_again_after_it_has_missed_a_whole_tail() {
+    for restored in [false, true] {
+        let table = Table::open("table");
+        let (mut log, earlier) = read_by_a_consumer(&table).await;
+        let (store, network) = log.store.behind(Faults::default());
+        let config = Config {
+            take_over: true,
+            ..config("b")
+        };
+        let consumer = start(&store, config, &table);
+        log.commit(&[1]).await;
+        acknowledged(&log, 6).await;
+        let mut held = network.hold(On::Get, "manifest");
+        held.arrived().await;
+        let sent = table.attempts().len();
+        if restored {
+            put(&log, &earlier).await;
+        }
+        log.commit(&[1; 10]).await;
+        log.seal(2).await;
+        assert_eq!(log.manifest().await.state.tail, []);
+        held.release();
+        if restored {
+            let error = ends(consumer).await;
+            assert!(matches!(error, ConsumeError::OtherLog { .. }), "{error}");
+            assert_eq!(table.attempts().len(), sent);
+        } else {
+            acknowledged(&log, 16).await;
+            consumer.stop().await.unwrap();
+            assert_eq!(table.rows(), log.rows());
+        }
+    }
 }

@@ -1,11 +1,13 @@
 //! A repair inserts the missing rows of an acknowledged range once, whatever runs beside it and wherever it is killed.
 
-use crate::support::{Fault, Log, OTHER, Running, STREAM, Table, acknowledged, config, eventually, start};
+use crate::support::{
+    Fault, Log, OTHER, Running, STREAM, Table, acknowledged, config, eventually, put, start,
+};
 use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_consumer::{BatchingPolicy, Config, ConsumeError, Consumer, Repair, Tally};
 use millpond_manifest::cursor::Ownership;
-use millpond_manifest::{Cursor, layout};
+use millpond_manifest::{Cursor, Manifest, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, On};
 use prometheus_client::registry::Registry;
@@ -96,6 +98,25 @@ async fn a_repair_of_tables_that_the_consumer_does_not_write_to_is_refused() {
     one.identify(&["one", "another replica"]);
     let done = repair(&log, repair_of("b", 0..=0), &one).await.unwrap();
     assert_eq!(done, [3, 0, 0, 1]);
+}
+
+/// The rows of the range are those of other records: none would be missing.
+#[tokio::test]
+async fn a_repair_compares_with_no_other_log() {
+    let (mut log, table) = read(&[3, 25, 1]).await;
+    let read_log = log.manifest().await.state;
+    let restored = Manifest {
+        tail: read_log.tail[..1].to_vec(),
+        next_sequence: 1,
+        ..read_log.clone()
+    };
+    put(&log, &restored).await;
+    log.commit(&[25, 1, 1]).await;
+    let error = repair(&log, repair_of("r", 0..=2), &table).await.unwrap_err();
+    assert!(
+        matches!(error, ConsumeError::OtherLog { sequence: 2, .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -712,3 +712,53 @@ async fn a_state_that_the_store_never_had_is_noticed() {
     assert_eq!(site.fallbacks("contradicted"), 1);
     site.consumer.crash().await;
 }
+
+/// Somebody restores the manifest while the leader has shown more than the store. The store's word against a leader's does not make the
+/// restored log the right one.
+#[tokio::test(start_paused = true)]
+async fn a_restored_log_that_contradicts_the_leader_is_not_taken() {
+    let mut site = Site::new().await;
+    let earlier = site.log.manifest().await.state;
+    site.commit_and_tell(2).await;
+    sleep(20 * SECOND).await;
+    let cursor = site.log.cursor("default").await.unwrap();
+    assert_eq!(cursor.seen.unwrap().sequence, 2);
+    // A poll is still to confirm this one.
+    site.commit_and_tell(2).await;
+    site.arrive(SECOND).await;
+    put(&site.log, &earlier).await;
+    site.log.commit(&[1; 8]).await;
+    let ended = timeout(60 * SECOND, site.consumer.task)
+        .await
+        .expect("it never ends");
+    let error = ended.unwrap().unwrap_err();
+    assert!(
+        matches!(error, ConsumeError::OtherLog { sequence: 2, .. }),
+        "{error}"
+    );
+    assert_eq!(site.table.rows().len(), 8);
+}
+
+/// A new owner waits for the log that it knows, and the leader shows another one.
+#[tokio::test(start_paused = true)]
+async fn a_leader_of_another_log_costs_no_requests() {
+    let mut site = Site::new().await;
+    let earlier = site.log.manifest().await.state;
+    site.commit_and_tell(2).await;
+    acknowledged(&site.log, 3).await;
+    site.consumer.stop().await.unwrap();
+    put(&site.log, &earlier).await;
+    let mut registry = Registry::default();
+    site.consumer = run(&site.store, settings(), &site.table, &site.leader, &mut registry);
+    sleep(SECOND).await;
+    site.log.commit(&[1; 8]).await;
+    let other = site.log.manifest().await.state;
+    put(&site.log, &earlier).await;
+    site.leader.tell(other);
+    let before = site.store.requests().get;
+    sleep(30 * SECOND).await;
+    let gets = site.store.requests().get - before;
+    assert!(gets <= 130, "{gets}");
+    assert_eq!(site.table.rows().len(), 6);
+    site.consumer.crash().await;
+}

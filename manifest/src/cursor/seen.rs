@@ -13,6 +13,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// The sequence after it.
+    pub fn end(&self) -> u64 {
+        self.sequence.saturating_add(1)
+    }
+
     /// The newest segment of a log. `None`: its tail is empty.
     pub fn newest(log: &Manifest) -> Option<Seen> {
         let newest = log.tail.last()?;
