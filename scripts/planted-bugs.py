@@ -687,6 +687,13 @@ CATCHERS = {
             r"called `Result::unwrap\(\)` on an `Err`",
         )
     ],
+    "one-shard-ends-all": [
+        Catcher(
+            "consumer/tests/all/resting.rs",
+            "a_damaged_shard_stops_no_other_and_goes_on_when_it_is_restored",
+            r"never: shard 0001: shards/0001/manifest",
+        )
+    ],
     "short-log-taken": [
         Catcher(
             "consumer/tests/all/recognition.rs",

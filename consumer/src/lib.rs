@@ -23,6 +23,7 @@ mod owner;
 mod reading;
 mod repair;
 pub mod replay;
+mod resting;
 mod rounds;
 pub mod schedule;
 mod shard;
@@ -177,7 +178,7 @@ impl Consumer {
             repair: self.config.repair.is_some().then(|| self.tally.clone()),
         });
         let membership = self.membership(&buffer);
-        // One shard that cannot continue ends the process. The other shards finish the work in flight.
+        // A shard that ends with a reason for all ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
         let driver = |shard| Shard {
             repair: self.config.repair_of(shard).cloned(),
@@ -197,9 +198,10 @@ impl Consumer {
             };
             first.admitted = admitted;
         }
-        let mut shards = JoinSet::new();
+        let (mut shards, mut resting) = (JoinSet::new(), JoinSet::new());
+        let numbered = |shard: Shard| async move { (shard.claim.shard, shard.run().await) };
         for shard in waiting {
-            shards.spawn(shard.run());
+            shards.spawn(numbered(shard));
         }
         let mut outcome = Ok(());
         let mut watch = std::pin::pin!(worker.watch());
@@ -233,22 +235,39 @@ impl Consumer {
                         membership.set_shards(new.end);
                     }
                     for shard in new {
-                        shards.spawn(driver(shard).run());
+                        shards.spawn(numbered(driver(shard)));
                     }
+                    continue;
+                }
+                Some(rested) = resting.join_next(), if !shutdown.is_cancelled() => {
+                    let shard = rested.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+                    shards.spawn(numbered(driver(shard)));
                     continue;
                 }
             };
             let Some(ended) = ended else { break };
-            let ended = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-            if ended.is_err() {
-                shutdown.cancel();
-                outcome = outcome.and(ended);
+            let (shard, ended) = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+            match ended {
+                Ok(()) => {}
+                Err(why) if self.goes_on(shard, &why) && !shards.is_empty() && !shutdown.is_cancelled() => {
+                    self.metrics.shard_failures.inc();
+                    resting.spawn(driver(shard).rest(why));
+                }
+                ended => {
+                    shutdown.cancel();
+                    outcome = outcome.and(ended);
+                }
             }
         }
         if let Some(membership) = &membership {
             membership.leave().await;
         }
         outcome
+    }
+
+    /// Returns true if the other shards can go on after one has ended. A repair is to end with an error.
+    fn goes_on(&self, shard: u32, why: &ConsumeError) -> bool {
+        self.config.repair.is_none() && why.is_of_one_shard(shard)
     }
 
     /// Checks that one shard has all rows of a key.

@@ -131,6 +131,7 @@ pub(crate) struct Metrics {
     /// Shards of the buffer, with or without an owner.
     pub(crate) shards: Gauge,
     pub(crate) owned_shards: Gauge,
+    pub(crate) shard_failures: Counter,
     /// Processes of this consumer that divide the shards, this one included.
     pub(crate) members: Gauge,
     pub(crate) backlog_records: Family<ShardLabel, Gauge>,
@@ -187,6 +188,7 @@ impl Metrics {
             held_bytes: Gauge::default(),
             shards: shards.get_or_create(&label).clone(),
             owned_shards: owned_shards.get_or_create(&label).clone(),
+            shard_failures: Counter::default(),
             members: Gauge::default(),
             backlog_records: Family::default(),
             backlog_bytes: Family::default(),
@@ -327,6 +329,11 @@ impl Metrics {
             "shards_owned",
             "Shards whose cursor this process holds",
             owned_shards,
+        );
+        registry.register(
+            "shard_failures",
+            "Times that a shard could not go on while others did; each is tried again after a minute",
+            m.shard_failures.clone(),
         );
         registry.register(
             "members",

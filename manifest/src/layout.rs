@@ -6,6 +6,11 @@ use ulid::Ulid;
 /// The key of the object that identifies the buffer.
 pub const BUFFER: &str = "buffer";
 
+/// The beginning of the keys of a shard's objects.
+pub fn shard(shard: u32) -> String {
+    format!("shards/{shard:04}/")
+}
+
 /// The key of a shard's manifest.
 pub fn manifest(shard: u32) -> String {
     format!("shards/{shard:04}/manifest")

@@ -15,6 +15,7 @@ mod lease;
 mod pages;
 mod recognition;
 mod repair;
+mod resting;
 mod sharing;
 mod start;
 mod support;
