@@ -694,6 +694,27 @@ CATCHERS = {
             r"never: shard 0001: shards/0001/manifest",
         )
     ],
+    "leaders-word-forgotten": [
+        Catcher(
+            "consumer/tests/all/watch.rs",
+            "a_restored_log_that_contradicts_the_leader_is_not_taken",
+            r"assertion|it never ends",
+        )
+    ],
+    "left-while-recognizing": [
+        Catcher(
+            "consumer/tests/all/recognition.rs",
+            "an_owner_that_stops_while_it_recognizes_the_log_acknowledges_first",
+            r"left: 5",
+        )
+    ],
+    "hidden-news-taken": [
+        Catcher(
+            "consumer/src/lib.rs",
+            "discovery::tests::a_state_that_does_not_show_what_is_known_is_left_to_the_store",
+            r"left: Ok",
+        )
+    ],
     "short-log-taken": [
         Catcher(
             "consumer/tests/all/recognition.rs",

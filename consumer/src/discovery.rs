@@ -211,12 +211,19 @@ pub(crate) struct Asked {
     pub(crate) newer_than: u64,
 }
 
-/// Checks the bytes that a leader sent. Returns their version, and the state if it is newer than the known one.
-pub(crate) fn judge(
-    asked: Asked,
-    known: &Manifest,
-    bytes: &[u8],
-) -> Result<(u64, Option<Manifest>), (Fallback, String)> {
+/// The news in a state that a leader sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum News {
+    /// None: the known state is as new.
+    None,
+    /// The next state of the log.
+    State(Box<Manifest>),
+    /// A later state, in which the newest known segment is in a page. The store's word counts then.
+    Hidden,
+}
+
+/// Checks the bytes that a leader sent. Returns their version and what is new in them.
+pub(crate) fn judge(asked: Asked, known: &Manifest, bytes: &[u8]) -> Result<(u64, News), (Fallback, String)> {
     let invalid = |reason: String| Err((Fallback::invalid, reason));
     if bytes.len() as u64 > Manifest::BYTES_MAX {
         return invalid(format!("its manifest has {} bytes", bytes.len()));
@@ -240,11 +247,11 @@ pub(crate) fn judge(
     }
     // A poll may have been faster.
     if version < known.stamp.version {
-        return Ok((version, None));
+        return Ok((version, News::None));
     }
     if version == known.stamp.version {
         return match sent.stamp.nonce == known.stamp.nonce {
-            true => Ok((version, None)),
+            true => Ok((version, News::None)),
             false => Err((
                 Fallback::contradicted,
                 format!("its version {version} is not the known one"),
@@ -252,7 +259,8 @@ pub(crate) fn judge(
         };
     }
     match continuation(known, &sent) {
-        Continuation::Shown | Continuation::Hidden => Ok((version, Some(sent))),
+        Continuation::Shown => Ok((version, News::State(Box::new(sent)))),
+        Continuation::Hidden => Ok((version, News::Hidden)),
         Continuation::Contradicted => Err((
             Fallback::contradicted,
             format!("the log of its version {version} does not continue the known one"),

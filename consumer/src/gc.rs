@@ -222,7 +222,8 @@ impl GarbageCollector {
         }
         to.register(
             "unreadable_cursors",
-            "Cursors that the last round could not read, or that have read another log: the logs of their shards are not trimmed",
+            "Cursors that the last round could not read or compare with the log, or that have read another one: the logs of their shards are \
+             not trimmed",
             metrics.unreadable_cursors.clone(),
         );
         GarbageCollector {

@@ -81,6 +81,7 @@ impl Claim {
             }
             let cursor = match &beginning.origin {
                 Some(origin) if fresh => origin.begin(cursor),
+                Some(origin) => origin.resume(cursor),
                 // The process may have been suspended since it was admitted.
                 None if self.shard == 0 => match cursor.still_admits(&self.tables, self.share_tables) {
                     Some(cursor) => cursor,

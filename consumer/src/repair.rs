@@ -107,6 +107,14 @@ impl Origin {
             ..cursor
         }
     }
+
+    /// Prepares a repair's cursor that another process has opened, maybe of a version that did not copy what the consumer had seen.
+    pub(crate) fn resume(&self, mut cursor: Cursor) -> Cursor {
+        if let Some(seen) = self.seen {
+            cursor.see(seen);
+        }
+        cursor
+    }
 }
 
 impl Claim {

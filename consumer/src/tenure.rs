@@ -59,7 +59,7 @@ pub(crate) struct Tenure<'a> {
     log: Option<Known>,
     /// The log is the one that the consumer has read.
     recognized: bool,
-    /// The newest segment of that log, as far as the store has shown it.
+    /// The newest segment of that log that the store or the leader has shown.
     seen: Option<Seen>,
     /// The predecessor may have sent batches.
     in_doubt: bool,
@@ -174,7 +174,6 @@ impl<'a> Tenure<'a> {
             held: BTreeMap::new(),
             keeping: JoinSet::new(),
         };
-        tenure.warn_of_trimmed();
         tenure.see_leader();
         tenure
     }
@@ -220,7 +219,8 @@ impl<'a> Tenure<'a> {
             }
             self.keep_keys();
             let wants_swap = self.begin_swap(&decision)?;
-            let idle = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
+            let is_still = self.schedule.running() == 0 && !wants_swap && self.swapping.is_none();
+            let idle = is_still && !self.is_recognizing();
             if self.is_repaired() {
                 return self.release().await;
             }

@@ -143,6 +143,13 @@ impl Log {
         self.pages.contains_key(&reference.page)
     }
 
+    /// The page that has this sequence.
+    pub fn page_of(&self, sequence: u64) -> Option<&PageReference> {
+        let place = self.manifest.pages.partition_point(|page| page.last < sequence);
+        let page = self.manifest.pages.get(place)?;
+        (page.first <= sequence).then_some(page)
+    }
+
     /// The first page from sequence `from` on that is not loaded.
     pub fn missing(&self, from: u64) -> Option<&PageReference> {
         let from = self.manifest.pages.partition_point(|page| page.last < from);
@@ -166,10 +173,7 @@ impl Log {
         let Some(seen) = seen.filter(|seen| seen.sequence >= self.manifest.first_sequence) else {
             return Continuity::Same;
         };
-        if let Some(page) = self
-            .missing(seen.sequence)
-            .filter(|page| page.first <= seen.sequence)
-        {
+        if let Some(page) = self.page_of(seen.sequence).filter(|page| !self.is_loaded(page)) {
             return Continuity::Unread(page);
         }
         match self.entries(seen.sequence).next() {

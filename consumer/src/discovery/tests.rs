@@ -26,13 +26,19 @@ fn then(manifest: &Manifest, name: u128) -> Manifest {
     commit.state.stamped(number)
 }
 
+/// The leader's version, and the state if it is to be taken over.
 fn judged(newer_than: u64, known: &Manifest, sent: &Manifest) -> Result<(u64, Option<Manifest>), Fallback> {
     let asked = Asked {
         buffer_id: Uuid::nil(),
         shard: 0,
         newer_than,
     };
-    judge(asked, known, &sent.encode()).map_err(|(why, _)| why)
+    let (version, news) = judge(asked, known, &sent.encode()).map_err(|(why, _)| why)?;
+    let state = match news {
+        News::State(state) => Some(*state),
+        News::None | News::Hidden => None,
+    };
+    Ok((version, state))
 }
 
 #[test]
@@ -50,6 +56,19 @@ fn a_newer_state_is_taken_over_and_an_older_one_never() {
     // It is no answer to the question.
     assert_eq!(judged(2, &two, &two), Err(Fallback::invalid));
     assert_eq!(judged(3, &three, &two), Err(Fallback::invalid));
+}
+
+#[test]
+fn a_state_that_does_not_show_what_is_known_is_left_to_the_store() {
+    let one = then(&empty(), 1);
+    let two = then(&one, 2);
+    let (_, sealed) = then(&two, 3).seal(Ulid::from_parts(1, 4), 2).unwrap();
+    let after = then(&sealed, 5);
+    assert_eq!(continuation(&two, &after), Continuation::Hidden);
+    assert_eq!(judged(3, &two, &after), Ok((after.stamp.version, None)));
+    let (_, sealed) = two.seal(Ulid::from_parts(1, 4), 0).unwrap();
+    let shown = then(&sealed, 3);
+    assert_eq!(judged(3, &two, &shown), Ok((4, Some(shown))));
 }
 
 #[test]

@@ -97,7 +97,9 @@ impl GarbageCollector {
                 Err(CollectError::Read(ReadError::Store(error))) => return Err(error.into()),
                 Err(damage) => {
                     unknown.push(format!(
-                        "{key}: whether its consumer has read this log is unknown: {damage}"
+                        "{}: restore it: it has the newest segment that the consumer of {key} has seen, so whether that has read this log is \
+                         unknown, and only retention trims it",
+                        defect(&damage)
                     ));
                     continue;
                 }
@@ -133,5 +135,14 @@ impl GarbageCollector {
         };
         let segments = self.segments_of(log, reference).await?;
         Ok(segments.get(place(reference.first)).copied())
+    }
+}
+
+/// The object and its defect, without the consequence.
+fn defect(error: &CollectError) -> String {
+    match error {
+        CollectError::PageGone(key) => format!("{key} is gone"),
+        CollectError::WrongPage { key, wrong } => format!("{key}: {wrong}"),
+        error => error.to_string(),
     }
 }

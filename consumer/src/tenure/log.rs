@@ -141,7 +141,7 @@ impl Tenure<'_> {
             self.shard
                 .warn_if_ahead(self.read_up_to(), news.state.next_sequence);
             self.log = Some(Known::new(news));
-            self.learn();
+            self.see_leader();
             return Ok(None);
         };
         let is_same = stamp == known.log.stamp;
@@ -162,8 +162,7 @@ impl Tenure<'_> {
         if contradicts {
             error!(
                 shard = self.shard.claim.shard,
-                "the store never had version {shown} of the manifest, which the leader showed: rows of it may be in the sink. Compare \
-                 with `millpond consumer repair`"
+                "the store never had version {shown} of the manifest, which the leader showed"
             );
             let reason = format!(
                 "version {} in the store excludes its version {shown}",
@@ -192,11 +191,6 @@ impl Tenure<'_> {
             log: known.log.advanced(state),
             ..known
         });
-        self.learn();
-    }
-
-    fn learn(&mut self) {
-        self.warn_of_trimmed();
         self.see_leader();
     }
 
@@ -255,6 +249,7 @@ impl Tenure<'_> {
             PageRead::Trimmed(log) => {
                 // A read under way may return an older manifest.
                 self.reading = None;
+                self.read_knowing = self.log.as_ref().map_or(0, |known| known.log.stamp.version);
                 self.read(Ok(Reread::Changed(*log)))
             }
         }

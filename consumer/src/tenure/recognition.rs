@@ -9,7 +9,7 @@ use millpond_manifest::log::Continuity;
 use millpond_manifest::{Log, PageReference, layout};
 
 impl Tenure<'_> {
-    /// Looks for the newest segment that an owner has seen, unless the log is known to have it. Until then the consumer plans, sends and
+    /// Looks for the newest segment that an owner has seen, unless the log is known to have it. Until then the consumer plans, begins and
     /// acknowledges nothing.
     pub(super) fn recognize(&mut self) -> Result<(), ConsumeError> {
         let Some(known) = &self.log else { return Ok(()) };
@@ -29,16 +29,17 @@ impl Tenure<'_> {
                 self.schedule = replay(self.shard, &self.durable.state, &known.log);
             }
         }
-        self.see();
+        if let Some(newest) = Seen::newest(&known.log) {
+            self.seen = Some(newest);
+        }
+        self.warn_of_trimmed();
         Ok(())
     }
 
-    /// Takes note of the newest segment that the store has shown.
-    fn see(&mut self) {
-        let confirmed = self.log.as_ref().filter(|known| !known.is_hearsay());
-        if let Some(newest) = confirmed.and_then(|known| Seen::newest(&known.log)) {
-            self.seen = Some(newest);
-        }
+    /// Returns true while the page on its way tells whether the log is the right one.
+    pub(super) fn is_recognizing(&self) -> bool {
+        let known = self.log.as_ref().filter(|_| !self.recognized);
+        known.is_some_and(|known| matches!(self.continuity(&known.log), Continuity::Unread(_)))
     }
 
     /// The sequence after what the consumer has read or seen.
@@ -71,12 +72,7 @@ impl Tenure<'_> {
 
     /// The page that tells whether the log is the right one, if that is not known yet.
     pub(super) fn recognizes_by<'l>(&self, log: &'l Log) -> Option<&'l PageReference> {
-        if self.recognized {
-            return None;
-        }
-        match self.continuity(log) {
-            Continuity::Unread(page) => Some(page),
-            _ => None,
-        }
+        let seen = self.seen.filter(|_| !self.recognized)?;
+        log.page_of(seen.sequence)
     }
 }

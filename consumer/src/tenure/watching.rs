@@ -2,7 +2,7 @@
 //! over what is newer.
 
 use super::Tenure;
-use crate::discovery::{Asked, Fallback, Lead, judge};
+use crate::discovery::{Asked, Fallback, Lead, News, judge};
 use crate::error::ConsumeError;
 use crate::leaders::{LeaderConnection, WatchError};
 use crate::metrics::InStage;
@@ -133,9 +133,13 @@ impl Tenure<'_> {
             self.watch.shown = Some(InStage::of(&metrics.watched_shards));
         }
         metrics.watch_states.inc();
-        if let Some(news) = news {
-            self.advance(news);
-            self.show_backlog();
+        match news {
+            News::None => {}
+            News::State(news) => {
+                self.advance(*news);
+                self.show_backlog();
+            }
+            News::Hidden => self.poll_at = Instant::now(),
         }
     }
 

@@ -8,8 +8,9 @@ use crate::shard::{PageRead, Shard};
 use crate::sink::{Batch, BatchId};
 use crate::work::Wanted;
 use futures::{StreamExt, TryStreamExt, stream};
-use millpond_manifest::cursor::{Deduplication, Skip};
-use millpond_manifest::{Log, Manifest, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
+use millpond_manifest::cursor::{Deduplication, Seen};
+use millpond_manifest::log::Continuity;
+use millpond_manifest::{Cursor, Log, PageReference, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
 use millpond_runtime::{Backoff, Level, blocking};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,23 +30,20 @@ pub(crate) struct Source {
     pub(crate) skipped: BTreeSet<u64>,
     /// The first sequence that is not acknowledged, for people.
     pub(crate) next: u64,
+    /// The newest segment that the consumer has seen.
+    pub(crate) seen: Option<Seen>,
 }
 
 impl Source {
-    pub(crate) fn new(
-        stream: &str,
-        setting: &UniqueSetting,
-        of: &Deduplication,
-        skipped: &[Skip],
-        next: u64,
-    ) -> Source {
-        let skipped = skipped.iter().filter(|skip| skip.stream == stream);
+    pub(crate) fn new(stream: &str, setting: &UniqueSetting, of: &Deduplication, cursor: &Cursor) -> Source {
+        let skipped = cursor.skipped.iter().filter(|skip| skip.stream == stream);
         Source {
             stream: stream.to_owned(),
             setting: setting.clone(),
             of: of.clone(),
             skipped: skipped.map(|skip| skip.sequence).collect(),
-            next,
+            next: cursor.next(stream),
+            seen: cursor.seen,
         }
     }
 
@@ -144,8 +142,8 @@ async fn snapshot(
 }
 
 /// Reads the log, which is known to reach the sequence `to`. The owner may know that from a leader, and the store may return
-/// older states for a while.
-async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Manifest, ConsumeError> {
+/// older states for a while, or those of a log that somebody has restored.
+async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Log, ConsumeError> {
     let key = layout::manifest(shard.claim.shard);
     let what = format!("reading {key} for the keys of {}", source.stream);
     let mut behind_since = None;
@@ -154,17 +152,50 @@ async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Manifest
         let found = shard.read_log().await?;
         let reached = found.as_ref().map_or(0, |found| found.state.next_sequence);
         if let Some(found) = found.filter(|_| reached >= to) {
-            shard.claim.readiness.goes_on(&what);
-            return Ok(found.state);
+            let mut log = Log::new(found.state);
+            if is_read(shard, source, &mut log).await? {
+                shard.claim.readiness.goes_on(&what);
+                return Ok(log);
+            }
         }
         if behind_since.get_or_insert_with(Instant::now).elapsed() >= BEHIND_WAIT {
             return Err(source.lost(
                 shard,
-                format!("the log of the store ends at {reached} and is needed up to {to}"),
+                format!("the log of the store ends at {reached} and is needed up to {to}, or is not the one that was read"),
             ));
         }
         shard.claim.readiness.waits(&what, NOT_YET, Level::Warn);
         backoff.pause(&*shard.claim.environment).await;
+    }
+}
+
+/// Returns true if the log is the one that the consumer has read.
+async fn is_read(shard: &Shard, source: &Source, log: &mut Log) -> Result<bool, ConsumeError> {
+    loop {
+        let page = match log.continuity(0, source.seen) {
+            Continuity::Same => return Ok(true),
+            Continuity::Short | Continuity::Other { .. } => return Ok(false),
+            Continuity::Unread(page) => page.clone(),
+        };
+        if load(shard, log, &page).await?.is_some() {
+            // The log that was read begins later by now.
+            return Ok(false);
+        }
+    }
+}
+
+/// Loads a page. Returns the beginning of the log if retention has trimmed the page.
+async fn load(shard: &Shard, log: &mut Log, reference: &PageReference) -> Result<Option<u64>, ConsumeError> {
+    match shard.read_page(reference).await? {
+        PageRead::Page(page) => {
+            log.load(reference, page)
+                .map(|()| None)
+                .map_err(|wrong| ConsumeError::WrongPage {
+                    key: layout::page(log.shard, reference.first, reference.page),
+                    wrong,
+                })
+        }
+        PageRead::Trimmed(newer) => Ok(Some(newer.state.first_sequence)),
     }
 }
 
@@ -176,7 +207,7 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
             format!("the log is needed from sequence {at} on, and retention has trimmed it below {first}"),
         )
     };
-    let mut log = Log::new(read_log_to(shard, source, to).await?);
+    let mut log = read_log_to(shard, source, to).await?;
     let mut at = state.next();
     if log.first_sequence > at {
         return Err(trimmed(at, log.first_sequence));
@@ -188,12 +219,8 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
     while at < to {
         let missing = log.missing(at).filter(|page| page.first < to).cloned();
         if let Some(reference) = missing.filter(|page| page.first <= at) {
-            match shard.read_page(&reference).await? {
-                PageRead::Page(page) => log.load(&reference, page).map_err(|wrong| {
-                    let key = layout::page(log.shard, reference.first, reference.page);
-                    ConsumeError::WrongPage { key, wrong }
-                })?,
-                PageRead::Trimmed(newer) => return Err(trimmed(at, newer.state.first_sequence)),
+            if let Some(first) = load(shard, &mut log, &reference).await? {
+                return Err(trimmed(at, first));
             }
         }
         let end = log.horizon(at).min(to);

@@ -122,7 +122,7 @@ impl Line {
     /// The line of a stream, if its repeated events are dropped.
     pub(crate) fn of(shard: &Shard, cursor: &Cursor, stream: &str) -> Option<Line> {
         let (setting, of) = cursor.deduplicates(stream)?;
-        let source = Source::new(stream, setting, of, &cursor.skipped, cursor.next(stream));
+        let source = Source::new(stream, setting, of, cursor);
         Some(Line {
             stage: Arc::new(Stage {
                 shard: shard.clone(),

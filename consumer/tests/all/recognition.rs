@@ -209,3 +209,29 @@ async fn an_owner_recognizes_the_log_again_after_it_has_missed_a_whole_tail() {
         }
     }
 }
+
+/// The page that tells is on its way when the process is asked to stop.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_stops_while_it_recognizes_the_log_acknowledges_first() {
+    let table = Table::open("table");
+    let (mut log, _) = read_by_a_consumer(&table).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let patient = Config {
+        ack_interval: MINUTE,
+        take_over: true,
+        ..config("b")
+    };
+    let consumer = start(&store, patient, &table);
+    log.commit(&[1]).await;
+    table.has(6).await;
+    log.commit(&[1]).await;
+    log.seal(7).await;
+    let mut held = network.hold(On::Get, &log.page_key(0).await);
+    held.arrived().await;
+    consumer.shutdown.cancel();
+    sleep(Duration::from_secs(1)).await;
+    held.release();
+    consumer.stop().await.unwrap();
+    let cursor = log.cursor("default").await.unwrap();
+    assert_eq!(cursor.next(STREAM), 6);
+}
