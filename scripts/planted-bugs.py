@@ -160,6 +160,10 @@ def inserting_events(says):
     return Catcher("sinks/clickhouse/tests/server/events.rs", test, says)
 
 
+def transforming(test, says):
+    return Catcher("sinks/clickhouse/tests/server/transforms.rs", test, says)
+
+
 def simulated(says):
     """Some of the seeds that every test run covers."""
     test = "every_promise_holds_for_every_seed"
@@ -1254,6 +1258,31 @@ CATCHERS = {
     ],
     "unfit-row-takes-no-number": [inserting_events("a row has the number of another")],
     "unfit-row-leaves-values": [inserting_events("the columns have different lengths")],
+    "transform-moves-rows": [
+        transforming(
+            "events_without_rows_move_no_row_to_another_chunk", "a row is in another chunk"
+        )
+    ],
+    "dropped-event-takes-no-number": [
+        transforming(
+            "rows_are_what_the_program_makes_and_the_others_are_dropped_or_dead_letters",
+            "a row has the number of another",
+        )
+    ],
+    "random-function-allowed": [
+        Catcher(
+            "sinks/clickhouse/src/lib.rs",
+            "transform::functions::tests::a_refused_function_is_named_with_its_line_and_the_reason",
+            "a refused function compiles",
+        )
+    ],
+    "left-number-written-anew": [
+        Catcher(
+            "sinks/clickhouse/src/lib.rs",
+            "transform::tests::a_member_that_the_program_leaves_keeps_its_text",
+            "a number has other digits",
+        )
+    ],
     "sorted-rows-taken-by-place": [
         Catcher(
             "sinks/clickhouse/src/lib.rs",

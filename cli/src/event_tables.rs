@@ -99,6 +99,7 @@ fn event_table(table: TableOf) -> anyhow::Result<EventTable> {
         stream,
         table,
         columns: origins,
+        transform: None,
     })
 }
 

@@ -111,6 +111,10 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &["millpond dead-letters remove --all-of default --buffer s3://my-bucket/telemetry"],
     ),
     (
+        "transform",
+        &["millpond transform --transform transforms.toml --stream events.signup signup.ndjson"],
+    ),
+    (
         "tables print",
         &["millpond tables print --engine ReplicatedMergeTree --ttl 30d"],
     ),

@@ -3,11 +3,13 @@
 use crate::events::Keep;
 use crate::output::{inline, plain, wants_colour};
 use chrono::{DateTime, SecondsFormat};
+use millpond_clickhouse::transform;
 use millpond_manifest::trace::TARGET;
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_telemetry::Spans;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
+use std::panic::PanicHookInfo;
 use tracing::Subscriber;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -40,14 +42,26 @@ pub(crate) fn start(format: LogFormat, is_service: bool, spans: Option<Spans>) {
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
     subscriber(filter, lines, spans).init();
-    if format == LogFormat::Json {
-        std::panic::set_hook(Box::new(|panic| {
+    let print = match format {
+        LogFormat::Text => std::panic::take_hook(),
+        LogFormat::Json => Box::new(|panic: &PanicHookInfo<'_>| {
             let backtrace = Backtrace::capture();
             let traced = backtrace.status() == BacktraceStatus::Captured;
             let backtrace = traced.then(|| backtrace.to_string());
             eprintln!("{}", json_line("panic", &panic.to_string(), backtrace));
-        }));
-    }
+        }),
+    };
+    std::panic::set_hook(Box::new(move |panic| {
+        // The panic becomes a dead letter.
+        if transform::is_running() {
+            return;
+        }
+        print(panic);
+        // Nothing else may go on after a panic. The profile unwinds for programs of --transform alone.
+        if !cfg!(debug_assertions) {
+            std::process::abort();
+        }
+    }));
 }
 
 /// Writes one line per event, and escapes what a terminal would obey. The layer writes each event in one call.

@@ -41,6 +41,7 @@ mod table;
 mod tables;
 mod tail;
 mod telemetry;
+mod transforms;
 mod unique;
 mod units;
 mod version;
@@ -141,6 +142,8 @@ enum Command {
     /// Print the DDL of the tables, or create missing ones.
     #[command(subcommand)]
     Tables(tables::TablesCommand),
+    /// Run the program of a stream (--transform) over a file of events, and print the rows.
+    Transform(transforms::TransformArgs),
     /// Find present and coming problems of a live buffer, each with its remedy; exits 1 on an error.
     Doctor(Box<doctor::DoctorArgs>),
     /// Run one round of garbage collection. Running consumers also collect garbage.
@@ -267,6 +270,7 @@ fn run(command: Command, telemetry: Telemetry) -> anyhow::Result<ExitCode> {
             Command::Consumer(command) => command.run().await,
             Command::DeadLetters(command) => command.run().await,
             Command::Tables(command) => command.run().await,
+            Command::Transform(args) => transforms::run(&args),
             Command::Doctor(args) => doctor::run(*args).await,
             Command::Gc(args) => gc::run(args).await.map(|()| ExitCode::SUCCESS),
             Command::Manifest(command) => command.run().await,

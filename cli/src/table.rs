@@ -2,6 +2,7 @@
 
 use crate::event_tables;
 use crate::password;
+use crate::transforms;
 use crate::units::Time;
 use anyhow::ensure;
 use millpond_clickhouse::{Columns, Compression, Engine, Indexes, PartitionBy, Signal, SkipIndexes};
@@ -114,6 +115,11 @@ pub(crate) struct TableArgs {
     #[arg(long, env = "MILLPOND_EVENT_TABLES", value_name = "FILE")]
     pub(crate) event_tables: Option<PathBuf>,
 
+    /// TOML file with a VRL program for each stream of events whose events it drops, renames or computes before they go to their
+    /// table (docs/transforms.md).
+    #[arg(long, env = "MILLPOND_TRANSFORM", value_name = "FILE")]
+    pub(crate) transform: Option<PathBuf>,
+
     /// ClickHouse user. Default: the server's default user.
     #[arg(long, env = "MILLPOND_CLICKHOUSE_USER", value_name = "NAME")]
     pub(crate) clickhouse_user: Option<String>,
@@ -169,16 +175,20 @@ impl TableArgs {
     /// # Errors
     /// The password's file cannot be read, or a password is given as well.
     pub(crate) fn at(&self, urls: &[String]) -> anyhow::Result<millpond_clickhouse::Config> {
+        let mut event_tables = match &self.event_tables {
+            Some(file) => event_tables::read(file)?,
+            None => Vec::new(),
+        };
+        if let Some(file) = &self.transform {
+            transforms::read(file, &mut event_tables)?;
+        }
         Ok(millpond_clickhouse::Config {
             urls: urls.to_vec(),
             user: self.clickhouse_user.clone(),
             password: self.password()?,
             database: self.database.clone(),
             signals: self.signals.clone(),
-            event_tables: match &self.event_tables {
-                Some(file) => event_tables::read(file)?,
-                None => Vec::new(),
-            },
+            event_tables,
             logs_table: self.logs_table.clone(),
             traces_table: self.traces_table.clone(),
             gauge_table: self.gauge_table.clone(),

@@ -1,6 +1,6 @@
 //! Events from the network: no body makes the reader of rows take more memory than its length justifies, what it keeps is
 //! part of the body, and reading that again gives the same rows, in the consumer, too. There a row fills a column of each
-//! type or none.
+//! type or none, and a program over it makes JSON of it.
 #![no_main]
 
 use bytes::Bytes;

@@ -59,7 +59,7 @@ pub(crate) enum Progress {
 }
 
 enum Decoder {
-    Gzip(MultiGzDecoder<Reader<Bytes>>),
+    Gzip(Box<MultiGzDecoder<Reader<Bytes>>>),
     Zstd(Box<zstd::stream::read::Decoder<'static, Reader<Bytes>>>),
     /// Holds up to two blocks of 4 MiB beside its output.
     Lz4(Box<FrameDecoder<Reader<Bytes>>>),
@@ -77,7 +77,7 @@ pub(crate) struct Decompressor {
 impl Decompressor {
     pub(crate) fn new(encoding: Encoding, wire: Bytes) -> Result<Decompressor, Refusal> {
         let decoder = match encoding {
-            Encoding::Gzip => Decoder::Gzip(MultiGzDecoder::new(wire.reader())),
+            Encoding::Gzip => Decoder::Gzip(Box::new(MultiGzDecoder::new(wire.reader()))),
             Encoding::Zstd => {
                 let mut decoder = zstd::stream::read::Decoder::with_buffer(wire.reader())
                     .map_err(|error| malformed(encoding, 0, &error))?;

@@ -19,6 +19,7 @@ use millpond_consumer::{
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
 use millpond_segment::{Decompressor, Encoding, Limits, Message};
 use opened::{OpenPart, OpenParts};
+use prometheus_client::metrics::counter::Counter;
 use signals::{Logs, Metrics, Traces};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -75,6 +76,8 @@ trait Waiting {
 pub(crate) struct Event<'p> {
     pub(crate) table: Table,
     pub(crate) plan: &'p Plan,
+    /// Counts the events that the plan's program drops.
+    pub(crate) filtered: Counter,
     /// The rows that [`open`] has kept.
     pub(crate) opened: Opened,
 }

@@ -1,6 +1,6 @@
 //! Tables for streams of JSON events: which column a row's values go to. Pure: the server's columns are an argument.
 
-mod json;
+pub(crate) mod json;
 mod key;
 mod kind;
 mod ranks;
@@ -15,6 +15,7 @@ use crate::native::{Column as _, Numbers};
 use crate::schema::judge::{Fault, Found};
 use crate::schema::{MILLPOND, RECEIVED_AT, identifier};
 use crate::sorting::{KeyColumn, Ranks};
+use crate::transform::Transform;
 pub(crate) use key::KeyPaths;
 use kind::Kind;
 pub use sample::{Proposal, propose};
@@ -32,6 +33,8 @@ pub struct EventTable {
     pub table: String,
     /// The origins of columns whose values are not at the key of their name.
     pub columns: BTreeMap<String, Origin>,
+    /// The program that makes the rows from the events. Without one, each event is a row.
+    pub transform: Option<Transform>,
 }
 
 /// Where the values of a column come from.
@@ -58,6 +61,8 @@ pub(crate) struct Plan {
     by_key: HashMap<String, Vec<usize>>,
     /// Columns with a DEFAULT that the server fills.
     pub(crate) left_to_server: Vec<String>,
+    /// The program that makes the rows.
+    pub(crate) transform: Option<Transform>,
 }
 
 #[derive(Debug)]
@@ -74,6 +79,7 @@ impl Plan {
             columns: Vec::new(),
             by_key: HashMap::new(),
             left_to_server: Vec::new(),
+            transform: events.transform.clone(),
         };
         let mut faults = Vec::new();
         for name in events.columns.keys() {
@@ -181,12 +187,32 @@ impl Plan {
             stream: "x".to_owned(),
             table: "x".to_owned(),
             columns: nested.step_by(2).collect(),
+            transform: None,
         };
         found.push(Found {
             name: "x".to_owned(),
             ..column(&"String")
         });
         Plan::new(&events, "x", &found).expect("events fill these types")
+    }
+
+    /// Columns with these names and types, at the keys of their names. For measurements.
+    pub(crate) fn of_columns(columns: &[(&str, &str)], transform: Option<Transform>) -> Result<Plan, String> {
+        let column = |(name, kind): &(&str, &str)| Found {
+            name: (*name).to_owned(),
+            kind: (*kind).to_owned(),
+            default_kind: String::new(),
+            default_expression: String::new(),
+            is_in_partition_key: 0,
+        };
+        let events = EventTable {
+            stream: "x".to_owned(),
+            table: "x".to_owned(),
+            columns: BTreeMap::new(),
+            transform,
+        };
+        let found: Vec<Found> = columns.iter().map(column).collect();
+        Plan::new(&events, "x", &found).map_err(|faults| format!("{faults:?}"))
     }
 
     fn add(&mut self, column: &Found, origin: Origin, path: &str) -> Result<(), Fault> {

@@ -28,6 +28,7 @@ mod sink;
 mod sorting;
 pub mod tables;
 mod text;
+pub mod transform;
 mod unfit;
 
 pub use config::{Columns, Compression, Config, Engine, Indexes, PartitionBy, SkipIndexes};
@@ -77,6 +78,47 @@ impl Encoder {
     }
 }
 
+/// [`Encoder`] for a stream of events, with or without a program.
+#[doc(hidden)]
+pub struct EventEncoder {
+    workspace: chunks::Workspace,
+    plan: events::Plan,
+}
+
+impl EventEncoder {
+    /// `columns`: the names and types of the table's columns.
+    #[doc(hidden)]
+    pub fn new(columns: &[(&str, &str)], transform: Option<transform::Transform>) -> Result<Self, String> {
+        let workspace = chunks::Workspace::new().map_err(|error| error.to_string())?;
+        let plan = events::Plan::of_columns(columns, transform)?;
+        Ok(Self { workspace, plan })
+    }
+
+    #[doc(hidden)]
+    pub fn encode(
+        &mut self,
+        batch: &millpond_consumer::Batch,
+        policy: &millpond_consumer::BatchingPolicy,
+        emit: &mut dyn FnMut(millpond_consumer::Cut) -> bool,
+    ) -> Result<(), millpond_consumer::SinkError> {
+        let event = chunks::Event {
+            table: schema::Table::Event(0),
+            plan: &self.plan,
+            filtered: Default::default(),
+            opened: millpond_consumer::Opened::default(),
+        };
+        chunks::cut(
+            batch,
+            policy,
+            Columns::All,
+            Some(event),
+            0,
+            &mut self.workspace,
+            emit,
+        )
+    }
+}
+
 /// Parses a server's answer in each form that the sink requests, in pieces of `piece` bytes, and returns the number of
 /// forms that fit. For fuzzing only.
 #[doc(hidden)]
@@ -97,8 +139,8 @@ pub fn read_answer(answer: &[u8], piece: usize) -> usize {
     .count()
 }
 
-/// Reads the rows of a message of events into a column of each type. Returns the numbers of rows that are JSON, of those
-/// that fit, and of the others. For fuzzing only.
+/// Reads the rows of a message of events into a column of each type, also after programs. Returns the numbers of rows that are
+/// JSON, of those that fit, and of the others. For fuzzing only.
 #[doc(hidden)]
 pub fn read_events(message: &[u8]) -> (u64, u64, u64) {
     let plan = events::Plan::of_all_types();
@@ -109,6 +151,7 @@ pub fn read_events(message: &[u8]) -> (u64, u64, u64) {
             Ok(row) => {
                 read += 1;
                 fit += u64::from(plan.push(row, 0, &mut columns).is_ok());
+                transform::check(row);
             }
             Err(_) => unread += 1,
         }

@@ -20,6 +20,9 @@ use millpond_consumer::{
 use millpond_otlp::Signal;
 use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
 use millpond_segment::Encoding;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -42,6 +45,12 @@ pub struct ClickHouse {
     sorting: Arc<Sorting>,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
+    filtered: Family<StreamLabel, Counter>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StreamLabel {
+    stream: String,
 }
 
 impl fmt::Debug for ClickHouse {
@@ -92,12 +101,23 @@ impl ClickHouse {
             config,
             warned: OnceLock::new(),
             workspaces: Mutex::default(),
+            filtered: Family::default(),
         })
     }
 
-    /// Registers the address in use, and the number of changes.
+    /// Registers the address in use, the number of changes, and the events that programs drop.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.addresses.register_metrics(registry);
+        let registry = registry.sub_registry_with_prefix("millpond_consumer");
+        registry.register(
+            "filtered",
+            "Events that the program of their stream dropped (--transform)",
+            self.filtered.clone(),
+        );
+        // `increase()` does not see a counter that first appears with the value 1.
+        for events in &self.config.event_tables {
+            drop(self.filtered(&events.stream));
+        }
     }
 
     /// The tables that may forget a token too early under this policy, each with its remedy.
@@ -124,6 +144,11 @@ impl ClickHouse {
     pub(crate) fn event(&self, stream: &str) -> Option<(Table, &Plan)> {
         let mut events = self.config.events().zip(&self.plans);
         events.find_map(|((table, events), plan)| (events.stream == stream).then_some((table, &**plan)))
+    }
+
+    fn filtered(&self, stream: &str) -> Counter {
+        let stream = stream.to_owned();
+        self.filtered.get_or_create_owned(&StreamLabel { stream })
     }
 
     pub(crate) fn with_workspace<T>(
@@ -256,9 +281,13 @@ impl Sink for ClickHouse {
         });
         let now_ms = SystemEnvironment.now_us() / 1_000;
         let columns = self.config.columns;
-        let event = self
-            .event(&batch.id.stream)
-            .map(|(table, plan)| chunks::Event { table, plan, opened });
+        let filtered = self.filtered(&batch.id.stream);
+        let event = self.event(&batch.id.stream).map(|(table, plan)| chunks::Event {
+            table,
+            plan,
+            filtered,
+            opened,
+        });
         self.with_workspace(|workspace| chunks::cut(batch, policy, columns, event, now_ms, workspace, emit))
     }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use bytes::Bytes;
-use millpond_clickhouse::{Columns, Encoder, Signal};
-use millpond_consumer::{Batch, BatchId, BatchingPolicy, Part};
+use millpond_clickhouse::transform::Transform;
+use millpond_clickhouse::{Columns, Encoder, EventEncoder, Signal};
+use millpond_consumer::{Batch, BatchId, BatchingPolicy, Cut, Part};
 use millpond_manifest::plan::{self, Size};
 use millpond_manifest::{Claim, Manifest, NewPart, NewSegment, Object, ProducerId};
 use millpond_segment::{BlockBuilder, Compressor, Decompressor, Encoding, Limits};
@@ -56,8 +57,8 @@ macro_rules! piece {
 }
 
 /// `zstd` is the floor of the gateway. `…-columns` is what the consumer does with a batch, without its order and
-/// Millpond's columns; `…-insert` is everything up to the INSERT.
-pub(crate) const PIECES: [Piece; 14] = [
+/// Millpond's columns; `…-insert` is everything up to the INSERT, and `…-transform` the same with a program over each event.
+pub(crate) const PIECES: [Piece; 17] = [
     piece!("zstd", "record", |bodies, records| zstd_alone(bodies, records)),
     piece!("logs-validate", "record", |bodies, records| validate(
         Signal::Logs,
@@ -114,6 +115,15 @@ pub(crate) const PIECES: [Piece; 14] = [
         Signal::Metrics,
         Columns::All,
         bodies,
+        records
+    )),
+    piece!("events-insert", "record", |_, records| events(None, records)),
+    piece!("events-transform", "record", |_, records| events(
+        Some(PROGRAM),
+        records
+    )),
+    piece!("events-transform-whole", "record", |_, records| events(
+        Some(WHOLE_PROGRAM),
         records
     )),
     piece!("commit", "commit", |_, _| commit()),
@@ -210,10 +220,105 @@ fn block_decode(bodies: Option<&Path>, records: u64) -> anyhow::Result<Work> {
 
 /// Everything from the blocks of one batch to the chunks of the INSERTs.
 fn insert(signal: Signal, columns: Columns, bodies: Option<&Path>, records: u64) -> anyhow::Result<Work> {
+    let batch = batch(signal.stream(), Encoding::Otlp, blocks(signal, bodies, records)?);
+    let policy = policy();
+    let mut encoder = Encoder::new()?;
+    Ok(Work::new(move || {
+        let mut rows = 0;
+        let encoded = encoder.encode(&batch, &policy, columns, &mut |chunk| {
+            rows += chunk.rows;
+            true
+        });
+        encoded.expect("our own batch");
+        assert_eq!(rows, records);
+        rows
+    }))
+}
+
+/// A program that drops a tenth of the events, renames a member and computes two.
+const PROGRAM: &str = r#"
+if .kind == "test" { abort }
+.user_id = del(.user)
+.name = upcase(string!(.name))
+.total = int!(.price) * int!(.count)
+"#;
+
+/// The same over the event as a whole.
+const WHOLE_PROGRAM: &str = r#"
+if .kind == "test" { abort }
+event = object(.)
+event.user_id = del(event.user)
+event.name = upcase(string!(event.name))
+event.total = int!(event.price) * int!(event.count)
+. = event
+"#;
+
+/// Everything from the blocks of one batch of events to the chunks of the INSERTs, with a program or without.
+fn events(program: Option<&str>, records: u64) -> anyhow::Result<Work> {
+    let event = |number: u64| {
+        let kind = if number % 10 == 3 { "test" } else { "order" };
+        let id = u128::from(number) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        let id = Uuid::from_u128(id);
+        let user = if program.is_some() { "user" } else { "user_id" };
+        format!(
+            r#"{{"event_id":"{id}","{user}":"u{number}","kind":"{kind}","name":"user {number}","email":"{number}@example.com","price":{},"count":{},"total":0,"created_at":"2026-11-25 01:{:02}:00"}}"#,
+            number % 1_000,
+            number % 7,
+            number % 60
+        )
+    };
+    let all: Vec<u64> = (0..records).collect();
+    let message = |numbers: &[u64]| {
+        let rows: Vec<String> = numbers.iter().map(|number| event(*number)).collect();
+        Bytes::from(rows.join("\n"))
+    };
+    let messages: Vec<Bytes> = all.chunks(1_000).map(message).collect();
+    let mut blocks = Vec::new();
+    encode(&mut Compressor::new(1)?, Vec::new(), &messages, &mut blocks);
+    let batch = batch("events.order", Encoding::Ndjson, blocks.concat().into());
+    let columns = [
+        ("event_id", "UUID"),
+        ("user_id", "String"),
+        ("name", "String"),
+        ("email", "String"),
+        ("price", "UInt32"),
+        ("count", "UInt32"),
+        ("total", "UInt64"),
+        ("created_at", "DateTime"),
+    ];
+    let transform = program
+        .map(|program| Transform::new("benchmark", program))
+        .transpose();
+    let transform = transform
+        .map_err(anyhow::Error::msg)?
+        .map(|(transform, _)| transform);
+    let expected = if program.is_some() {
+        records - records.div_ceil(10)
+    } else {
+        records
+    };
+    let mut encoder = EventEncoder::new(&columns, transform).map_err(anyhow::Error::msg)?;
+    let policy = policy();
+    Ok(Work::new(move || {
+        let mut rows = 0;
+        let encoded = encoder.encode(&batch, &policy, &mut |cut| {
+            match cut {
+                Cut::Chunk(chunk) => rows += chunk.rows,
+                Cut::Unreadable { reason, .. } => panic!("{reason}"),
+            }
+            true
+        });
+        encoded.expect("our own batch");
+        assert!(rows.abs_diff(expected) <= 1, "{rows} rows");
+        records
+    }))
+}
+
+fn batch(stream: &str, encoding: Encoding, data: Bytes) -> Batch {
     let id = BatchId {
         buffer_id: Uuid::nil(),
         shard: 0,
-        stream: signal.stream().into(),
+        stream: stream.into(),
         consumer: "default".into(),
         cursor: "default".into(),
         generation: 0,
@@ -227,28 +332,16 @@ fn insert(signal: Signal, columns: Columns, bodies: Option<&Path>, records: u64)
         first_record: 0,
         segment: Ulid::nil(),
         offset: 0,
-        data: blocks(signal, bodies, records)?,
+        data,
         raw_len: 0,
         records: 0,
         dropped: Default::default(),
     };
-    let batch = Batch {
+    Batch {
         id,
-        encoding: Encoding::Otlp,
+        encoding,
         parts: vec![part],
-    };
-    let policy = policy();
-    let mut encoder = Encoder::new()?;
-    Ok(Work::new(move || {
-        let mut rows = 0;
-        let encoded = encoder.encode(&batch, &policy, columns, &mut |chunk| {
-            rows += chunk.rows;
-            true
-        });
-        encoded.expect("our own batch");
-        assert_eq!(rows, records);
-        rows
-    }))
+    }
 }
 
 fn policy() -> BatchingPolicy {

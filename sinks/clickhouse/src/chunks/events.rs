@@ -6,10 +6,12 @@ use crate::events::{KeyPaths, Plan, Values, own, rows};
 use crate::identities::NumberedRecord;
 use crate::native::{self, Column as _, Dictionary, Numbers};
 use crate::schema::Table;
+use crate::transform::{Made, Runs, Transform};
 use millpond_consumer::{
     Batch, Chunk, Cut, KeyHasher, Part, PartKeys, Received, Record, RowId, RowKey, SinkError,
 };
 use millpond_segment::Decompressor;
+use prometheus_client::metrics::counter::Counter;
 
 /// The rows of the next chunk.
 struct Waiting<'p> {
@@ -17,6 +19,12 @@ struct Waiting<'p> {
     table: Table,
     columns: Vec<Values>,
     received: Vec<Received>,
+    program: Option<Runs<'p>>,
+    /// The events since the last chunk, with or without a row, and their bytes.
+    events: usize,
+    event_bytes: usize,
+    /// Counts the events that the program drops.
+    filtered: Counter,
 }
 
 /// Cuts a batch of a stream of events.
@@ -26,13 +34,22 @@ pub(super) fn cut(
     decompressor: &mut Decompressor,
     cutter: &mut Cutter,
 ) -> Result<(), SinkError> {
-    let Event { table, plan, opened } = event;
+    let Event {
+        table,
+        plan,
+        filtered,
+        opened,
+    } = event;
     let opened: Option<OpenParts> = opened.into_inner();
     let mut waiting = Waiting {
         plan,
         table,
         columns: plan.empty(),
         received: Vec::new(),
+        program: plan.transform.as_ref().map(Transform::runs),
+        events: 0,
+        event_bytes: 0,
+        filtered,
     };
     let mut opened = opened.into_iter().flatten();
     for part in &batch.parts {
@@ -76,34 +93,70 @@ impl Waiting<'_> {
     fn add(&mut self, row: Row<'_>, found: &Found<'_>, cutter: &mut Cutter) -> bool {
         let at_us = found.message.received_at_us;
         let id = cutter.next_id();
-        let (payload, reason) = match row {
-            Ok(row) => match self.plan.push(row, at_us, &mut self.columns) {
-                Ok(()) => {
+        self.events += 1;
+        self.event_bytes += row.as_ref().map_or_else(|(rest, _)| rest.len(), |row| row.len());
+        let unfit = match row {
+            Ok(event) => match self.push(event, at_us) {
+                Ok(true) => {
                     self.received.push(Received {
                         at_us,
                         rows: 1,
                         first: id,
                     });
-                    return !self.is_full(cutter) || self.emit(cutter);
+                    None
                 }
-                Err(reason) => (row.as_bytes(), reason),
+                Ok(false) => None,
+                Err(reason) => Some((event.as_bytes(), reason)),
             },
-            Err((rest, error)) => (rest, format!("malformed JSON: {error}")),
+            Err((rest, error)) => Some((rest, format!("malformed JSON: {error}"))),
         };
-        (cutter.emit)(Cut::Unreadable {
-            id,
-            message: found.record(payload.to_vec()),
-            reason: found.of_row(&reason),
-        })
+        if let Some((payload, reason)) = unfit {
+            let more = (cutter.emit)(Cut::Unreadable {
+                id,
+                message: found.record(payload.to_vec()),
+                reason: found.of_row(&reason),
+            });
+            if !more {
+                return false;
+            }
+        }
+        !self.is_full(cutter) || self.emit(cutter)
     }
 
+    /// Adds the row of an event, or none if it has none. Returns true if it has one.
+    fn push(&mut self, event: &str, at_us: i64) -> Result<bool, String> {
+        let row = match &mut self.program {
+            None => event,
+            Some(program) => match program.run(event, at_us) {
+                Made::Row(row) => row,
+                Made::Dropped => {
+                    self.filtered.inc();
+                    return Ok(false);
+                }
+                Made::Failed(reason) => return Err(reason),
+            },
+        };
+        self.plan.push(row, at_us, &mut self.columns)?;
+        Ok(true)
+    }
+
+    /// A program must not move the rows of one chunk to another: its chunks end after a number of events, or of their bytes. Rows
+    /// that are larger than their events end a chunk sooner, since memory is reserved for chunks of this size.
     fn is_full(&self, cutter: &Cutter) -> bool {
         let bytes: usize = self.columns.iter().map(Values::raw_len).sum();
-        self.received.len() >= cutter.rows_max || bytes >= cutter.bytes_max
+        match &self.program {
+            None => self.received.len() >= cutter.rows_max || bytes >= cutter.bytes_max,
+            Some(_) => self.events >= cutter.rows_max || self.event_bytes.max(bytes) >= cutter.bytes_max,
+        }
     }
 
-    /// Emits the rows as a chunk. Returns false when no more are wanted.
+    /// Emits the rows as a chunk. A chunk without rows has a number all the same. Returns false when no more are wanted.
     fn emit(&mut self, cutter: &mut Cutter) -> bool {
+        (self.events, self.event_bytes) = (0, 0);
+        if self.received.is_empty() {
+            cutter.next += 1;
+            return true;
+        }
         let chunk = self.encode(cutter);
         self.columns = self.plan.empty();
         self.received.clear();
@@ -230,7 +283,8 @@ pub(super) fn records(
     Ok(records)
 }
 
-/// Lists the rows of a batch with their numbers. A row that does not fit its table counts as not readable.
+/// Lists the rows of a batch with their numbers. A row that does not fit its table counts as not readable, and so does an event
+/// that the program drops.
 pub(super) fn numbering(
     batch: &Batch,
     plan: &Plan,
@@ -238,6 +292,7 @@ pub(super) fn numbering(
 ) -> Result<Vec<NumberedRecord>, SinkError> {
     let mut numbers = Vec::new();
     let mut columns = plan.empty();
+    let mut program = plan.transform.as_ref().map(Transform::runs);
     for part in &batch.parts {
         let mut next = u64::from(part.first_record);
         let mut full = None;
@@ -247,10 +302,19 @@ pub(super) fn numbering(
                     full = Some(too_many(part));
                     return false;
                 }
-                let fits = |row| plan.push(row, found.message.received_at_us, &mut columns).is_ok();
+                let at_us = found.message.received_at_us;
+                let made = match (&row, &mut program) {
+                    (Ok(event), Some(program)) => program.run(event, at_us),
+                    (Ok(event), None) => Made::Row(event),
+                    (Err(_), _) => Made::Dropped,
+                };
+                let fits = match made {
+                    Made::Row(row) => plan.push(row, at_us, &mut columns).is_ok(),
+                    Made::Dropped | Made::Failed(_) => false,
+                };
                 numbers.push(NumberedRecord {
                     id: row_id(part.sequence, next),
-                    readable: row.is_ok_and(fits),
+                    readable: fits,
                 });
                 columns.iter_mut().for_each(|values| values.truncate(0));
                 next += 1;

@@ -84,6 +84,7 @@ pub fn propose(config: &Config, stream: &str, table: &str, sample: &[u8]) -> Res
         stream: stream.to_owned(),
         table: table.to_owned(),
         columns: origins.collect::<BTreeMap<_, _>>(),
+        transform: None,
     };
     Ok(Proposal { table, sql })
 }

@@ -22,6 +22,7 @@ fn config(server: &Server, columns: &[(&str, Origin)]) -> Config {
             stream: STREAM.to_owned(),
             table: "signup".to_owned(),
             columns: columns.collect::<BTreeMap<_, _>>(),
+            transform: None,
         }],
         ..server.config()
     }

@@ -18,4 +18,5 @@ mod recovery;
 mod signals;
 mod support;
 mod tables;
+mod transforms;
 mod writes;

@@ -420,6 +420,7 @@ async fn check(server: &Server, case: &Case) -> Result<(), TestCaseError> {
             stream: STREAM.to_owned(),
             table: "ours".to_owned(),
             columns: Default::default(),
+            transform: None,
         }],
         ..server.config()
     })
