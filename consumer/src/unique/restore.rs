@@ -218,10 +218,10 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
     };
     while at < to {
         let missing = log.missing(at).filter(|page| page.first < to).cloned();
-        if let Some(reference) = missing.filter(|page| page.first <= at) {
-            if let Some(first) = load(shard, &mut log, &reference).await? {
-                return Err(trimmed(at, first));
-            }
+        if let Some(reference) = missing.filter(|page| page.first <= at)
+            && let Some(first) = load(shard, &mut log, &reference).await?
+        {
+            return Err(trimmed(at, first));
         }
         let end = log.horizon(at).min(to);
         let parts = log.parts(index, at).take_while(|(sequence, ..)| *sequence < end);
