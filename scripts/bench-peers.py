@@ -4,7 +4,7 @@
 Every system gets the same bytes and writes the same table, that of the Collector's
 clickhouseexporter. The systems take turns, and a figure is the median of the repeats. Unless the
 rows of all runs are equal, there are no figures and the exit status is 1. Writes the table to
-standard output and JSON to bench/results/.
+standard output, and JSON and the README's chart to bench/results/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench_peers import measure, report
+from bench_peers import chart, measure, report
 from bench_peers.systems import SYSTEMS, exporters_table
 
 from harness.clickhouse import QueryError
@@ -42,7 +42,10 @@ def flags() -> argparse.Namespace:
         help="folder of *.log files whose lines become log bodies [default: MILLPOND_LOGHUB]",
     )
     parser.add_argument(
-        "--results", type=Path, default=REPOSITORY / "bench" / "results", help="folder for the JSON"
+        "--results",
+        type=Path,
+        default=REPOSITORY / "bench" / "results",
+        help="folder of the output",
     )
     parser.add_argument(
         "--alter", choices=[*SYSTEMS], help="change a row of this system: the run must then fail"
@@ -89,7 +92,9 @@ def run(chosen: argparse.Namespace) -> int:
     chosen.results.mkdir(parents=True, exist_ok=True)
     file = chosen.results / f"peers-{datetime.date.today()}.json"
     file.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    say(f"written to {file}")
+    picture = chosen.results / "peers.svg"
+    picture.write_text(chart.svg(found))
+    say(f"written to {file} and {picture}")
     return 0
 
 

@@ -62,8 +62,11 @@ def test_every_system_writes_the_same_rows(tmp_path):
     benchmark = start(tmp_path, "--only", ",".join([*systems, "opendata"]))
     output = ended(tmp_path, benchmark)
     assert benchmark.returncode == 0, output
-    [file] = (tmp_path / "results").iterdir()
+    [file] = (tmp_path / "results").glob("*.json")
     found = json.loads(file.read_text())
+    chart = (tmp_path / "results/peers.svg").read_text()
+    titles = [system["title"] for system in found["systems"].values()]
+    assert [title for title in titles if f">{title}<" not in chart] == []
     assert [*found["systems"]] == systems
     assert found["rows"] == 3_000
     assert [*found["left_out"]] == ["opendata"]

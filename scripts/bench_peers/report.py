@@ -146,7 +146,7 @@ def table(found: dict) -> str:
     head = "CPU-s per million records, median (smallest..largest)"
     lines = [
         f"| {head} | by process | system | ClickHouse, last row |"
-        " merges done (parts) | total, merges done | × Millpond | records/s | peak memory, MiB |",
+        " one part (from) | total, one part | × Millpond | records/s | peak memory, MiB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for system in found["systems"].values():
