@@ -131,6 +131,9 @@ def test_each_row_of_a_program_is_there_once_through_crashes(site):
     late = [n for n in range(events) if n % 1_000 == 7]
     everything = sorted([*expected, *[f"{n}\t{3 * n}\tN{n}\t{AMOUNT}" for n in late]])
     assert sorted(_stored(site)) == everything
+    # They have the identities of their events, so nothing is missing for a repair.
+    assert site.answer(*repair, *_to(site), *flags[:4])["rows_inserted"] == 0
+    assert sorted(_stored(site)) == everything
 
 
 def test_a_function_that_panics_ends_no_consumer(site):

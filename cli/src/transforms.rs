@@ -9,6 +9,7 @@ use millpond_runtime::{Environment as _, SystemEnvironment};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::io::Read as _;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing::warn;
@@ -31,6 +32,7 @@ struct TransformOf {
     stream: String,
     program: Option<String>,
     file: Option<PathBuf>,
+    max_event_bytes: Option<NonZeroUsize>,
 }
 
 /// Bytes of a program: as many as the file with the list may have.
@@ -62,6 +64,7 @@ fn parse(
         stream,
         program,
         file,
+        max_event_bytes,
     } in streams.transform
     {
         ensure!(
@@ -84,6 +87,10 @@ fn parse(
         let compiled = Transform::new(&name, &source);
         let compiled = compiled.map_err(|error| anyhow!("{name}: {}", error.trim()));
         let (transform, warnings) = compiled.with_context(of)?;
+        let transform = match max_event_bytes {
+            Some(bytes) => transform.with_event_bytes_max(bytes.get()),
+            None => transform,
+        };
         if let Some(warnings) = warnings {
             warn!("--transform, stream {stream}, {name}: {}", warnings.trim());
         }
@@ -97,9 +104,15 @@ fn parse(
 
 fn source(file: &Path) -> anyhow::Result<String> {
     let unread = || format!("{}: cannot be read", file.display());
-    let length = std::fs::metadata(file).with_context(unread)?.len();
-    ensure!(length <= PROGRAM_MAX, "{}: is larger than 4 MiB", file.display());
-    std::fs::read_to_string(file).with_context(unread)
+    let opened = std::fs::File::open(file).with_context(unread)?;
+    let mut text = String::new();
+    opened
+        .take(PROGRAM_MAX + 1)
+        .read_to_string(&mut text)
+        .with_context(unread)?;
+    let is_small = text.len() as u64 <= PROGRAM_MAX;
+    ensure!(is_small, "{}: is larger than 4 MiB", file.display());
+    Ok(text)
 }
 
 /// A program and events to try it with.

@@ -7,7 +7,7 @@ use crate::unique::Dropped;
 use millpond_manifest::cas::{self, ReadError};
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{BatchingPolicy, Buffer, Cursor, DeadLetter, layout};
-use millpond_segment::{BlockBuilder, Compressor, Limits};
+use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
 use millpond_storage::Store;
 use std::sync::Arc;
 use thiserror::Error;
@@ -133,6 +133,12 @@ async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<()
     Ok(())
 }
 
+/// Returns true if a dead letter has the content of one row at most, whose number the dead letter has. An event that did not fit its table is
+/// such a row. What follows a malformed event stays malformed.
+fn is_one_row(letter: &DeadLetter) -> bool {
+    letter.kind == Kind::Refused || letter.encoding == Encoding::Ndjson
+}
+
 /// Builds a batch of the dead letter's message alone, under a token that no consumer's batch has.
 fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
     let unreadable = |error: &dyn std::fmt::Display| ReplayError::Unreadable(error.to_string());
@@ -146,9 +152,9 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         .map_err(|error| unreadable(&error))?;
     let part = Part {
         sequence: letter.sequence,
-        first_record: match letter.kind {
-            Kind::Refused => letter.record,
-            Kind::Unreadable => 0,
+        first_record: match is_one_row(letter) {
+            true => letter.record,
+            false => 0,
         },
         segment: Ulid::nil(),
         offset: 0,
@@ -173,11 +179,11 @@ fn batch(letter: &DeadLetter) -> Result<Batch, ReplayError> {
         shard,
         stream,
         cursor: format!("{consumer}~dead-letter~{record}"),
-        consumer: match letter.kind {
-            Kind::Refused => consumer,
+        consumer: match is_one_row(letter) {
+            true => consumer,
             // The message has one number but may now yield several rows, so they get another source. No consumer's name
             // can contain a `~`.
-            Kind::Unreadable => format!("{consumer}~unreadable~{record}"),
+            false => format!("{consumer}~unreadable~{record}"),
         },
         generation: 0,
         sink,

@@ -2,6 +2,8 @@
 //! the time of its reception. It never sees the clock, chance, files or the network, so each attempt gives the same row.
 
 #[cfg(feature = "transform")]
+mod arguments;
+#[cfg(feature = "transform")]
 mod functions;
 #[cfg(feature = "transform")]
 mod json;
@@ -11,6 +13,8 @@ mod products;
 mod program;
 #[cfg(all(test, feature = "transform"))]
 mod tests;
+#[cfg(feature = "transform")]
+mod walk;
 
 use crate::events::rows;
 #[cfg(not(feature = "transform"))]
@@ -33,11 +37,13 @@ pub struct Transform {
     name: Arc<str>,
     source: Arc<str>,
     program: Arc<Program>,
+    event_bytes_max: usize,
 }
 
 impl PartialEq for Transform {
     fn eq(&self, other: &Self) -> bool {
-        (&self.name, &self.source) == (&other.name, &other.source)
+        let parts = |it: &Self| (it.name.clone(), it.source.clone(), it.event_bytes_max);
+        parts(self) == parts(other)
     }
 }
 
@@ -63,9 +69,18 @@ impl Transform {
         let transform = Transform {
             name: name.into(),
             source: source.into(),
+            event_bytes_max: program.event_bytes_max(),
             program: Arc::new(program),
         };
         Ok((transform, warnings))
+    }
+
+    /// Sets the bytes of the largest event to run the program over. A parsed event takes up to 300 times its bytes in memory, and some
+    /// functions take the square of it. Default: 32 KiB with one of these, 256 KiB otherwise.
+    #[must_use]
+    pub fn with_event_bytes_max(mut self, bytes: usize) -> Transform {
+        self.event_bytes_max = bytes;
+        self
     }
 
     /// Starts to run the program over events.
@@ -105,11 +120,18 @@ impl Runs<'_> {
                     name,
                     source,
                     program,
+                    event_bytes_max,
                 },
             runner,
             row,
         } = self;
         row.clear();
+        if event.len() > *event_bytes_max {
+            return Made::Failed(format!(
+                "{name}: the event has {} bytes, and the program runs over at most {event_bytes_max} (max_event_bytes)",
+                event.len()
+            ));
+        }
         let running = Running::start();
         let run = || program.run(runner, source, event, received_at_us, row);
         let ended = catch_unwind(AssertUnwindSafe(run));
@@ -125,8 +147,19 @@ impl Runs<'_> {
                 format!("a function panicked: {}", text.unwrap_or("no message"))
             }
         };
-        Made::Failed(format!("{name}: {reason}"))
+        Made::Failed(shortened(format!("{name}: {reason}")))
     }
+}
+
+/// The bytes of a reason: VRL quotes the whole value that it cannot use.
+const REASON_MAX: usize = 2_000;
+
+fn shortened(mut reason: String) -> String {
+    if reason.len() > REASON_MAX {
+        reason.truncate(reason.floor_char_boundary(REASON_MAX));
+        reason.push('…');
+    }
+    reason
 }
 
 /// Runs a program over the events of a message, and passes on their numbers, from 1 on, and results until `take` returns false.
@@ -218,6 +251,10 @@ mod absent {
             _: i64,
             _: &mut String,
         ) -> Result<bool, String> {
+            match *self {}
+        }
+
+        pub(super) fn event_bytes_max(&self) -> usize {
             match *self {}
         }
     }

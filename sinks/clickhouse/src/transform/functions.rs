@@ -119,9 +119,7 @@ const ALLOWED: &[&str] = &[
     "parse_float",
     "parse_glog",
     "parse_grok",
-    "parse_influxdb",
     "parse_int",
-    "parse_json",
     "parse_key_value",
     "parse_logfmt",
     "parse_nginx_log",
@@ -131,7 +129,6 @@ const ALLOWED: &[&str] = &[
     "parse_tokens",
     "parse_url",
     "parse_user_agent",
-    "parse_yaml",
     "pascalcase",
     "pop",
     "push",
@@ -156,7 +153,6 @@ const ALLOWED: &[&str] = &[
     "strip_whitespace",
     "strlen",
     "tag_types_externally",
-    "tally",
     "tally_value",
     "timestamp",
     "to_bool",
@@ -173,7 +169,6 @@ const ALLOWED: &[&str] = &[
     "truncate",
     "type_def",
     "unique",
-    "unnest",
     "upcase",
     "uuid_from_friendly_id",
     "values",
@@ -215,6 +210,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("dns_lookup", NETWORK),
     ("http_request", NETWORK),
     ("reverse_dns", NETWORK),
+    (
+        "tally",
+        "two values that are not UTF-8 become one key, and chance decides which one counts: use tally_value",
+    ),
     ("encode_proto", FILES),
     ("parse_etld", FILES),
     ("parse_proto", FILES),
@@ -226,6 +225,12 @@ const REFUSED: &[(&str, &str)] = &[
         "unflatten",
         "a key with many dots in an event ends the process: write the keys into the program",
     ),
+    (
+        "unnest",
+        "each item becomes a copy of the whole event, up to any amount of memory",
+    ),
+    ("parse_influxdb", UNBOUNDED),
+    ("parse_yaml", UNBOUNDED),
     ("decode_gzip", UNBOUNDED),
     ("decode_lz4", UNBOUNDED),
     ("decode_snappy", UNBOUNDED),
@@ -244,6 +249,15 @@ const LIMITED: &[(&str, Limit)] = &[
             allows: |given, state| given.resolve_constant(state) == Some(Value::Boolean(false)),
             // Of two fields with one label, chance decides which one stays.
             reason: "chance decides between two fields with the same label: leave it out",
+        },
+    ),
+    (
+        "parse_json",
+        Limit {
+            argument: "max_depth",
+            allows: |_, _| false,
+            // It reads the members in the order of a hash map.
+            reason: "chance decides which fault of the text the error names: leave it out",
         },
     ),
     (

@@ -1,7 +1,8 @@
 //! Compiles a program and runs it over one event. Only the members that the program names are parsed; the text of the others
 //! goes into the row as it is.
 
-use super::{ROW_BYTES_MAX, functions, json, products};
+use super::walk::Walk;
+use super::{ROW_BYTES_MAX, arguments, functions, json, products};
 use crate::events::json::{members, unescaped};
 use chrono::DateTime;
 use std::borrow::Cow;
@@ -12,7 +13,7 @@ use vrl::compiler::{
     CompilationResult, CompileConfig, ExpressionError, ProgramInfo, TargetValue, TimeZone,
     compile_with_external,
 };
-use vrl::diagnostic::{DiagnosticList, Formatter};
+use vrl::diagnostic::{DiagnosticList, DiagnosticMessage, Formatter};
 use vrl::path::{OwnedSegment, PathPrefix};
 use vrl::value::kind::Collection;
 use vrl::value::{KeyString, Kind, ObjectMap, Secrets, Value};
@@ -23,6 +24,7 @@ const RECEIVED_AT: &str = "received_at";
 pub(super) struct Program {
     program: vrl::compiler::Program,
     touches: Touches,
+    takes_the_square: bool,
     reads_metadata: bool,
     time_zone: TimeZone,
 }
@@ -67,18 +69,36 @@ impl Program {
         let CompilationResult {
             program, warnings, ..
         } = compiled.map_err(show)?;
-        products::check(source).map_err(show)?;
+        let walk = Walk::over(source).map_err(show)?;
+        let refused = products::refused(&walk)
+            .into_iter()
+            .chain(arguments::refused(&walk));
+        let refused: Vec<_> = refused
+            .map(|refusal| Box::new(refusal) as Box<dyn DiagnosticMessage>)
+            .collect();
+        if !refused.is_empty() {
+            return Err(show(refused.into()));
+        }
         let warnings = (!warnings.is_empty()).then(|| show(warnings));
         let info = program.info();
         let paths = info.target_queries.iter().chain(&info.target_assignments);
         let reads_metadata = paths.clone().any(|path| path.prefix == PathPrefix::Metadata);
         let program = Program {
-            touches: Touches::of(info, source),
+            takes_the_square: arguments::takes_the_square(&walk),
+            touches: Touches::of(info),
             reads_metadata,
             time_zone: TimeZone::parse("UTC").ok_or("there is no time zone UTC")?,
             program,
         };
         Ok((program, warnings))
+    }
+
+    /// The bytes of the largest event that the program runs over unless somebody allows more.
+    pub(super) fn event_bytes_max(&self) -> usize {
+        match self.takes_the_square {
+            true => 32 << 10,
+            false => 256 << 10,
+        }
     }
 
     /// Appends the row for an event. Returns false if the program drops it.
@@ -183,11 +203,7 @@ fn start_member(row: &mut String, key: &str) {
 }
 
 impl Touches {
-    fn of(info: &ProgramInfo, source: &str) -> Touches {
-        // `unnest` copies the whole event into each of its results.
-        if source.contains("unnest") {
-            return Touches::All;
-        }
+    fn of(info: &ProgramInfo) -> Touches {
         let paths = info.target_queries.iter().chain(&info.target_assignments);
         let keys = paths.filter(|path| path.prefix == PathPrefix::Event).map(|path| {
             match path.path.segments.first() {
@@ -255,7 +271,6 @@ mod tests {
             ". = {\"a\": .b}",
             ".a = encode_json(.)",
             ".a = get!(., [.b])",
-            ".a = unnest!(.b)",
             "for_each(.) -> |_, _| { .n = 1 }",
             "x = .\n.a = x.b",
         ] {

@@ -244,3 +244,43 @@ fn fuzzing_runs_its_programs() {
         assert_eq!(check(event), 3);
     }
 }
+
+#[test]
+fn a_large_event_is_not_parsed() {
+    let event = |bytes: usize| format!("{{\"a\":\"{}\"}}", "x".repeat(bytes));
+    row(".b = length!(.a)", &event(200_000));
+    for (source, bytes) in [(".b = length!(.a)", 262_144), (".b = flatten(.)", 32_768)] {
+        let reason = failure(source, &event(bytes));
+        let words = format!("the program runs over at most {bytes} (max_event_bytes)");
+        assert!(reason.contains(&words), "{reason}");
+    }
+    let transform = compiled(".b = length!(.a)").with_event_bytes_max(1 << 20);
+    assert!(matches!(
+        transform.runs().run(&event(300_000), AT_US),
+        Made::Row(_)
+    ));
+}
+
+#[test]
+fn a_reason_does_not_quote_a_whole_event() {
+    let reason = failure(
+        ".b = to_int!(.a)",
+        &format!("{{\"a\":\"{}\"}}", "é".repeat(50_000)),
+    );
+    assert!(
+        reason.len() < 2_100 && reason.ends_with('…'),
+        "{} bytes",
+        reason.len()
+    );
+}
+
+/// What the compiler knows of a variable is no longer true after a closure.
+#[test]
+fn an_argument_that_a_closure_may_have_changed_is_refused() {
+    let source = "z = \"UTC\"\nfor_each([1]) -> |_, _| { z = \"local\" }\n.a = format_timestamp!(%received_at, \"%z\", timezone: z)";
+    let error = Transform::new("t.vrl", source).expect_err("the zone is that of the machine");
+    assert!(
+        error.contains("the argument timezone of format_timestamp must be the name of a zone"),
+        "{error}"
+    );
+}
