@@ -7,6 +7,7 @@ use millpond_consumer::replay::{ReplayError, replay};
 use millpond_consumer::{Config, ConsumeError, Sink, SinkError};
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{DeadLetter, cas};
+use millpond_segment::Encoding;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{self, Faults, On, WriteFaults};
 use prometheus_client::registry::Registry;
@@ -109,6 +110,8 @@ fn sink(table: &Arc<Table>) -> Arc<dyn Sink> {
 #[tokio::test]
 async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
     let mut log = Log::new(Store::memory()).await;
+    // A message may have several rows, and an event is one.
+    log.encoding = Encoding::Otlp;
     log.commit(&[20]).await;
     let table = Table::open("table");
     let other = Config {
@@ -129,6 +132,29 @@ async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
     let key = log.dead_letters().await.into_keys().next().expect("the letter");
     assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
     assert_eq!(table.rows()["row-5"], 2, "each of two consumers has its row");
+}
+
+/// Otherwise a repair would store it again.
+#[tokio::test]
+async fn a_replayed_event_has_the_identity_of_its_row() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20]).await;
+    let table = Table::open("table");
+    table.cannot_read(&[5]);
+    let consumer = start(&log.store, config("a"), &table);
+    eventually("the consumer has written dead letters", async || {
+        log.dead_letters().await.len() == 1
+    })
+    .await;
+    consumer.stop().await.unwrap();
+    table.cannot_read(&[]);
+    let key = log.dead_letters().await.into_keys().next().expect("the letter");
+    assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
+    log.reset("default", 0).await;
+    let consumer = start(&log.store, config("b"), &table);
+    acknowledged(&log, 1).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
 }
 
 #[tokio::test]

@@ -38,6 +38,8 @@ pub struct Log {
     pub store: Store,
     /// The current time for commits and seals.
     pub now_ms: u64,
+    /// That of the messages to commit.
+    pub encoding: Encoding,
     next_row: u64,
 }
 
@@ -54,6 +56,7 @@ impl Log {
         Log {
             store,
             now_ms: 1,
+            encoding: Encoding::Ndjson,
             next_row: 0,
         }
     }
@@ -80,7 +83,7 @@ impl Log {
             }
             self.next_row += size;
             let block = Compressor::new(1).unwrap().compress(&block, *size).unwrap();
-            segment.push(stream, Encoding::Ndjson, block).unwrap();
+            segment.push(stream, self.encoding, block).unwrap();
         }
         let segment = segment.finish();
         let name = Ulid::from_parts(self.now_ms, u128::from(self.next_row));
