@@ -106,6 +106,19 @@ fn sink(table: &Arc<Table>) -> Arc<dyn Sink> {
     table.clone()
 }
 
+/// Runs a consumer over a log with a row that the table cannot read for now. Returns the key of the dead letter.
+async fn letter_of(log: &Log, table: &Arc<Table>, row: u64) -> String {
+    table.cannot_read(&[row]);
+    let consumer = start(&log.store, config("a"), table);
+    eventually("the consumer has written dead letters", async || {
+        log.dead_letters().await.len() == 1
+    })
+    .await;
+    consumer.stop().await.unwrap();
+    table.cannot_read(&[]);
+    log.dead_letters().await.into_keys().next().expect("the letter")
+}
+
 /// The rows of a replayed message have a separate source that no consumer can have.
 #[tokio::test]
 async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
@@ -121,15 +134,7 @@ async fn a_replayed_message_is_not_taken_for_a_row_of_another_consumer() {
     let other = start(&log.store, other, &table);
     table.has(20).await;
     other.stop().await.unwrap();
-    table.cannot_read(&[5]);
-    let consumer = start(&log.store, config("a"), &table);
-    eventually("the consumer has written dead letters", async || {
-        log.dead_letters().await.len() == 1
-    })
-    .await;
-    consumer.stop().await.unwrap();
-    table.cannot_read(&[]);
-    let key = log.dead_letters().await.into_keys().next().expect("the letter");
+    let key = letter_of(&log, &table, 5).await;
     assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
     assert_eq!(table.rows()["row-5"], 2, "each of two consumers has its row");
 }
@@ -140,15 +145,7 @@ async fn a_replayed_event_has_the_identity_of_its_row() {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[20]).await;
     let table = Table::open("table");
-    table.cannot_read(&[5]);
-    let consumer = start(&log.store, config("a"), &table);
-    eventually("the consumer has written dead letters", async || {
-        log.dead_letters().await.len() == 1
-    })
-    .await;
-    consumer.stop().await.unwrap();
-    table.cannot_read(&[]);
-    let key = log.dead_letters().await.into_keys().next().expect("the letter");
+    let key = letter_of(&log, &table, 5).await;
     assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
     log.reset("default", 0).await;
     let consumer = start(&log.store, config("b"), &table);

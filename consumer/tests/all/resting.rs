@@ -52,6 +52,17 @@ async fn waits_for(consumer: &Running, what: &str) {
     .await;
 }
 
+/// A consumer whose second shard rests.
+async fn beside_a_damaged_shard() -> (Log, Running) {
+    let table = Table::open("table");
+    let mut log = two_shards().await;
+    let consumer = start(&log.store, config("a"), &table);
+    goes_on(&mut log, &table).await;
+    replace(&log, 1, Bytes::from_static(b"damaged")).await;
+    waits_for(&consumer, "shard 0001: ").await;
+    (log, consumer)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_damaged_shard_stops_no_other_and_goes_on_when_it_is_restored() {
     let table = Table::open("table");
@@ -76,12 +87,7 @@ async fn a_damaged_shard_stops_no_other_and_goes_on_when_it_is_restored() {
 
 #[tokio::test(start_paused = true)]
 async fn a_process_without_another_shard_ends() {
-    let table = Table::open("table");
-    let mut log = two_shards().await;
-    let consumer = start(&log.store, config("a"), &table);
-    goes_on(&mut log, &table).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0001: ").await;
+    let (log, consumer) = beside_a_damaged_shard().await;
     replace(&log, 0, Bytes::from_static(b"damaged")).await;
     let ended = timeout(MINUTE, consumer.task).await.expect("it never ends");
     let error = ended.unwrap().unwrap_err();
@@ -94,12 +100,7 @@ async fn a_process_without_another_shard_ends() {
 /// The owner of a resting shard stops as fast as any.
 #[tokio::test(start_paused = true)]
 async fn a_process_with_a_resting_shard_stops_at_once() {
-    let table = Table::open("table");
-    let mut log = two_shards().await;
-    let consumer = start(&log.store, config("a"), &table);
-    goes_on(&mut log, &table).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0001: ").await;
+    let (_log, consumer) = beside_a_damaged_shard().await;
     timeout(Duration::from_secs(10), consumer.stop())
         .await
         .expect("it waits")
