@@ -15,7 +15,7 @@ const LITERAL: &[(&str, &str, usize, &str)] = &[
     ("shannon_entropy", "segmentation", 1, VALUE),
     ("format_number", "scale", 1, LENGTH),
 ];
-const ZONE: &str = "the name of a zone";
+const ZONE: &str = "the name of a zone as a literal";
 const VALUE: &str = "a literal";
 const LENGTH: &str = "a number below 100, because an event could otherwise ask for any length";
 
