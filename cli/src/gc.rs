@@ -87,7 +87,7 @@ pub(crate) async fn run(args: GcArgs) -> anyhow::Result<()> {
     let unreadable = done.unreadable_cursors.len() as u64;
     if unreadable > 0 {
         bail!(
-            "{} cannot be read, compared with the log, or have read another log, so the logs of their shards are not trimmed:\n{}",
+            "{} cannot be read, cannot be compared with the log or have read another log, so the logs of their shards are not trimmed:\n{}",
             count(unreadable, "cursor"),
             done.unreadable_cursors.join("\n")
         );

@@ -223,6 +223,7 @@ mod tests {
                 "either a program or a file",
             ),
             (format!("{SIGNUP}file = \"a.vrl\""), "either a program or a file"),
+            (format!("{SIGNUP}max_event_bytes = 0"), "max_event_bytes"),
             (SIGNUP.replace("events.signup", "otlp.logs"), "is for OTLP"),
             (
                 SIGNUP.replace(".a = 1", ".a = now()"),

@@ -214,7 +214,7 @@ pub(crate) struct Asked {
 /// The news in a state that a leader sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum News {
-    /// None: the known state is as new.
+    /// Nothing: the known state is as new.
     None,
     /// The next state of the log.
     State(Box<Manifest>),

@@ -134,7 +134,7 @@ async fn check_place(store: &Store, key: &str, letter: &DeadLetter) -> Result<()
 }
 
 /// Returns true if a dead letter has the content of one row at most, whose number the dead letter has. An event that did not fit its table is
-/// such a row. What follows a malformed event stays malformed.
+/// such a row. The rest of a message after a malformed event has no row at all.
 fn is_one_row(letter: &DeadLetter) -> bool {
     letter.kind == Kind::Refused || letter.encoding == Encoding::Ndjson
 }

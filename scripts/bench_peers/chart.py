@@ -14,8 +14,8 @@ LOAD = "500GB/day"
 BYTES_PER_MONTH = 500e9 * 365 / 12
 DOLLARS_PER_CPU_SECOND = 0.0535 / 3600 / 0.5
 
-# The object store serves requests that the bill has already.
-NOT_PAID_FOR = "MinIO"
+# The object store serves requests that the bill has already, and Kafka's price has its brokers.
+IN_THE_PRICE = ("MinIO", "Kafka")
 KAFKA = "Kafka, self-managed: tiered, fetch from followers"
 
 COLOURS = ("#2f6f4f", "#4f9f74", "#b98b2f", "#a34a3a", "#5d6d93")
@@ -39,9 +39,7 @@ def dollars(found: dict) -> dict[str, float]:
     bills = {}
     for name, system in found["systems"].items():
         processes = system["cpu_seconds_per_million_records"]["by_process"]
-        # The price of a Kafka has its brokers in it.
-        left_out = {NOT_PAID_FOR, "Kafka"}
-        seconds = sum(cpu["median"] for of, cpu in processes.items() if of not in left_out)
+        seconds = sum(cpu["median"] for of, cpu in processes.items() if of not in IN_THE_PRICE)
         bills[name] = buffers[name] + seconds * millions * DOLLARS_PER_CPU_SECOND
     return bills
 

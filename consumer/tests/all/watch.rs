@@ -720,8 +720,8 @@ async fn a_state_that_the_store_never_had_is_noticed() {
     assert!(matches!(error, ConsumeError::OtherLog { .. }), "{error}");
 }
 
-/// Somebody restores the manifest while the leader has shown more than a poll has found. What was sent on the leader's word is not to
-/// pass for what has its place now, for this owner or the next.
+/// Somebody restores the manifest while the leader has shown more than a poll has found. The new segments have the sequences of rows that
+/// were sent on the leader's word, so neither this owner nor the next one goes on.
 #[tokio::test(start_paused = true)]
 async fn a_restored_log_that_contradicts_the_leader_is_not_taken() {
     for killed in [false, true] {

@@ -42,8 +42,8 @@ pub struct Transform {
 
 impl PartialEq for Transform {
     fn eq(&self, other: &Self) -> bool {
-        let parts = |it: &Self| (it.name.clone(), it.source.clone(), it.event_bytes_max);
-        parts(self) == parts(other)
+        let one = (&self.name, &self.source, self.event_bytes_max);
+        one == (&other.name, &other.source, other.event_bytes_max)
     }
 }
 

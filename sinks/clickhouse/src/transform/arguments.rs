@@ -117,18 +117,21 @@ fn is_path(path: &Expr, values: &HashMap<String, Vec<Option<Expr>>>) -> bool {
     let Container::Array(segments) = container.inner() else {
         return false;
     };
-    let segments: Vec<_> = segments.inner().clone().into_iter().collect();
-    segments.iter().all(|segment| match segment.inner() {
-        Expr::Variable(name) => {
-            let given = values.get(&name.inner().clone().into_inner());
-            // The compiler knows the type of a closure's parameter, unless the program assigns to it.
-            given.is_some_and(|given| {
-                given.iter().all(Option::is_none)
-                    || given.iter().flatten().count() == given.len() && given.iter().flatten().all(is_text)
-            })
-        }
-        segment => is_literal(segment) || is_text(segment),
-    })
+    segments
+        .inner()
+        .clone()
+        .into_iter()
+        .all(|segment| match segment.inner() {
+            Expr::Variable(name) => {
+                let given = values.get(&name.inner().clone().into_inner());
+                // The compiler knows the type of a closure's parameter, unless the program assigns to it.
+                given.is_some_and(|given| {
+                    given.iter().all(Option::is_none)
+                        || given.iter().all(|value| value.as_ref().is_some_and(is_text))
+                })
+            }
+            segment => is_literal(segment) || is_text(segment),
+        })
 }
 
 fn is_text(expression: &Expr) -> bool {

@@ -247,7 +247,7 @@ const LIMITED: &[(&str, Limit)] = &[
         Limit {
             argument: "translate_custom_fields",
             allows: |given, state| given.resolve_constant(state) == Some(Value::Boolean(false)),
-            // Of two fields with one label, chance decides which one stays.
+            // It goes through a hash map, so that either of two fields with one label may stay.
             reason: "chance decides between two fields with the same label: leave it out",
         },
     ),

@@ -29,7 +29,7 @@ pub(super) struct Program {
     time_zone: TimeZone,
 }
 
-/// What a program may read or write of an event.
+/// The part of an event that a program may read or write.
 #[derive(Debug, PartialEq, Eq)]
 enum Touches {
     /// The event as a whole.

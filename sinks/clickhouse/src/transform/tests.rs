@@ -274,7 +274,7 @@ fn a_reason_does_not_quote_a_whole_event() {
     );
 }
 
-/// What the compiler knows of a variable is no longer true after a closure.
+/// The compiler does not see that a closure changes a variable.
 #[test]
 fn an_argument_that_a_closure_may_have_changed_is_refused() {
     let source = "z = \"UTC\"\nfor_each([1]) -> |_, _| { z = \"local\" }\n.a = format_timestamp!(%received_at, \"%z\", timezone: z)";

@@ -140,7 +140,7 @@ async fn rows_are_what_the_program_makes_and_the_others_are_dropped_or_dead_lett
         "{text}"
     );
 
-    // What an operator's questions take for the rows that the table must have.
+    // Doctor and repair expect the rows of these events in the table, and no others.
     let readable = sink
         .numbering(&batch)
         .unwrap()
