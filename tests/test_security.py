@@ -147,7 +147,9 @@ def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
     install(old.issue("gateway"))
     flags = ("--tls-cert", certificate, "--tls-key", key, "--reload-interval", "0s")
     gateway, consumer = site.gateway(*flags), site.consumer()
-    loads = [site.load(gateway, *("--tls-ca", old.file), *("--rate", 1_000), records=100_000)]
+    # All on one connection, so none is made after the certificate has changed.
+    steady = ("--rate", 1_000, "--concurrency", 64)
+    loads = [site.load(gateway, "--tls-ca", old.file, *steady, records=100_000)]
     loads[0].start()
 
     def goes_on(already: int = 0) -> bool:

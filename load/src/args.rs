@@ -47,8 +47,8 @@ pub struct LoadArgs {
     /// Records per second; 0 for as fast as the server acknowledges them
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub rate: u64,
-    /// Maximum requests in flight. Each waits for its commit, so throughput is at most concurrency × records per
-    /// request ÷ latency
+    /// Maximum requests in flight, on a connection for each 64. Each waits for its commit, so throughput is at most
+    /// concurrency × records per request ÷ latency
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub concurrency: usize,
     /// Records per request
