@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 /// Looks at the buffer object from time to time.
@@ -20,6 +21,8 @@ pub(crate) struct Growth {
     pub(crate) known: Snapshot<Buffer>,
     /// Asks for a look at once.
     pub(crate) wanted: Arc<Notify>,
+    /// The time of the next look.
+    pub(crate) due_at: Option<Instant>,
 }
 
 impl Growth {
@@ -27,13 +30,21 @@ impl Growth {
     pub(crate) async fn new_shards(&mut self) -> Range<u32> {
         loop {
             let early = self.interval.mul_f64(self.environment.fraction() / 4.0);
+            // It stays when the caller drops the wait, or a caller with much to do would never look.
+            let due_at = *self
+                .due_at
+                .get_or_insert_with(|| Instant::now() + self.interval - early);
             let due = tokio::select! {
                 biased;
                 () = self.wanted.notified() => false,
-                () = tokio::time::sleep(self.interval - early) => true,
+                () = sleep_until(due_at) => true,
             };
             let before = self.known.state.shards;
-            match self.look().await {
+            let looked = self.look().await;
+            if due {
+                self.due_at = None;
+            }
+            match looked {
                 Err(reason) if due => warn!(
                     "cannot look for new shards: {reason}: this process goes on with {before}, and looks again"
                 ),

@@ -67,10 +67,12 @@ use millpond_runtime::{Environment, Level, Readiness, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use reading::read_patiently;
+use resting::Rested;
 use shard::{Admitted, Shard};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use terms::Ended;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -183,6 +185,7 @@ impl Consumer {
         let driver = |shard| Shard {
             repair: self.config.repair_of(shard).cloned(),
             config: self.config.clone(),
+            take_over: false,
             claim: self.claim(&buffer, shard),
             worker: worker.clone(),
             shutdown: shutdown.clone(),
@@ -190,7 +193,11 @@ impl Consumer {
             membership: membership.clone(),
             watching: self.watching.clone(),
         };
-        let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(driver).collect();
+        let begin = |shard| Shard {
+            take_over: self.config.take_over,
+            ..driver(shard)
+        };
+        let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(begin).collect();
         // The first shard decides for all, so that no two consumers get a table in one shard each.
         if let Some(first) = waiting.first_mut() {
             let Some(admitted) = first.ask_for_tables().await? else {
@@ -199,9 +206,8 @@ impl Consumer {
             first.admitted = admitted;
         }
         let (mut shards, mut resting) = (JoinSet::new(), JoinSet::new());
-        let numbered = |shard: Shard| async move { (shard.claim.shard, shard.run().await) };
         for shard in waiting {
-            shards.spawn(numbered(shard));
+            shards.spawn(shard.run());
         }
         let mut outcome = Ok(());
         let mut watch = std::pin::pin!(worker.watch());
@@ -235,23 +241,26 @@ impl Consumer {
                         membership.set_shards(new.end);
                     }
                     for shard in new {
-                        shards.spawn(numbered(driver(shard)));
+                        shards.spawn(driver(shard).run());
                     }
                     continue;
                 }
                 Some(rested) = resting.join_next(), if !shutdown.is_cancelled() => {
-                    let shard = rested.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-                    shards.spawn(numbered(driver(shard)));
+                    let rested: Rested = rested.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+                    shards.spawn(driver(rested.shard).run_again(rested));
                     continue;
                 }
             };
             let Some(ended) = ended else { break };
-            let (shard, ended) = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-            match ended {
+            let Ended { shard, known, end } =
+                ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+            match end {
                 Ok(()) => {}
                 Err(why) if self.goes_on(shard, &why) && !shards.is_empty() && !shutdown.is_cancelled() => {
                     self.metrics.shard_failures.inc();
-                    resting.spawn(driver(shard).rest(why));
+                    // Nothing that it waited for concerns anybody any more.
+                    self.readiness.forget();
+                    resting.spawn(driver(shard).rest(known, &why));
                 }
                 ended => {
                     shutdown.cancel();
@@ -327,6 +336,7 @@ impl Consumer {
             interval: self.config.growth_interval,
             known,
             wanted: membership.map_or_else(Arc::default, |membership| membership.growth_wanted.clone()),
+            due_at: None,
         }
     }
 

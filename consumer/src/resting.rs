@@ -3,33 +3,75 @@
 
 use crate::error::ConsumeError;
 use crate::shard::Shard;
+use crate::terms::Ended;
 use millpond_manifest::layout;
-use millpond_runtime::Level;
+use millpond_runtime::{Level, Readiness};
+use std::convert::Infallible;
 use std::time::Duration;
 use tokio::time::sleep;
 
 /// The time after which a shard is begun again.
 const REST: Duration = Duration::from_secs(60);
 
+/// A shard that has gone on for so long is well again: each failure comes sooner.
+const TRIAL: Duration = Duration::from_secs(90);
+
+/// A shard that is to be begun again.
+pub(crate) struct Rested {
+    pub(crate) shard: u32,
+    /// This process has seen the cursor, so a missing one was removed.
+    known: bool,
+    /// The reason why it did not go on.
+    reason: String,
+}
+
 impl Shard {
-    /// Shows why the shard does not go on, and returns its number when it is time to begin it again.
-    pub(crate) async fn rest(self, why: ConsumeError) -> u32 {
-        let shard = self.claim.shard;
-        let what = format!("shard {shard:04}");
+    /// Shows why the shard does not go on, and returns when it is time to begin it again.
+    pub(crate) fn rest(self, known: bool, why: &ConsumeError) -> impl Future<Output = Rested> + use<> {
         let reason = format!("{why}. The other shards go on");
-        let mut left = REST;
-        while !left.is_zero() {
-            // Again and again: the end of another shard's term drops all waits.
-            self.claim.readiness.waits(&what, &reason, Level::Error);
-            let pause = left.min(Duration::from_secs(1));
+        async move {
             tokio::select! {
                 biased;
-                () = self.shutdown.cancelled() => break,
-                () = sleep(pause) => left -= pause,
+                () = self.shutdown.cancelled() => {}
+                () = sleep(REST) => {}
+                never = show(&self.claim.readiness, self.claim.shard, &reason) => match never {},
+            }
+            Rested {
+                shard: self.claim.shard,
+                known,
+                reason,
             }
         }
-        self.claim.readiness.goes_on(&what);
-        shard
+    }
+
+    /// Begins the shard again. The reason is shown until it has gone on for a while.
+    pub(crate) async fn run_again(self, Rested { known, reason, .. }: Rested) -> Ended {
+        let (readiness, shard) = (self.claim.readiness.clone(), self.claim.shard);
+        let trial = async {
+            tokio::select! {
+                () = sleep(TRIAL) => {}
+                never = show(&readiness, shard, &reason) => match never {},
+            }
+            readiness.goes_on(&what(shard));
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            ended = self.run_knowing(known) => ended,
+            never = trial => match never {},
+        }
+    }
+}
+
+fn what(shard: u32) -> String {
+    format!("shard {shard:04}")
+}
+
+/// Shows the reason again and again, because the end of another shard's term drops all waits.
+async fn show(readiness: &Readiness, shard: u32, reason: &str) -> Infallible {
+    loop {
+        readiness.waits(&what(shard), reason, Level::Error);
+        sleep(Duration::from_secs(1)).await;
     }
 }
 

@@ -29,6 +29,8 @@ pub(crate) struct Shard {
     pub(crate) shutdown: CancellationToken,
     /// The sequences to repair. `None`: this is not a repair.
     pub(crate) repair: Option<RangeInclusive<u64>>,
+    /// Take the cursor from its owner in the first term.
+    pub(crate) take_over: bool,
     /// How this process came to have the sink's tables.
     pub(crate) admitted: Admitted,
     /// The consumer's processes. A repair is not divided.

@@ -21,20 +21,39 @@ struct LetsBe {
     wait: Duration,
 }
 
+/// The end of a process's work on a shard.
+pub(crate) struct Ended {
+    pub(crate) shard: u32,
+    /// This process has seen the cursor, so a missing one was removed.
+    pub(crate) known: bool,
+    pub(crate) end: Result<(), ConsumeError>,
+}
+
 impl Shard {
     /// Consumes the shard until the shutdown, as the cursor's owner or in standby.
-    pub(crate) async fn run(self) -> Result<(), ConsumeError> {
+    pub(crate) async fn run(self) -> Ended {
+        let known = self.admitted != Admitted::Unasked;
+        self.run_knowing(known).await
+    }
+
+    /// Like [`run`](Self::run). `known`: this process has seen the cursor, so a missing one was removed.
+    pub(crate) async fn run_knowing(self, mut known: bool) -> Ended {
         let claim = self.claim.clone();
-        match self.serve_terms().await {
+        let end = match self.serve_terms(&mut known).await {
             Err(removed @ ConsumeError::Removed { .. }) => Err(claim.why_removed(removed).await),
             end => end,
+        };
+        Ended {
+            shard: claim.shard,
+            known,
+            end,
         }
     }
 
-    async fn serve_terms(self) -> Result<(), ConsumeError> {
-        let (mut take_over, mut known) = (self.config.take_over, self.admitted != Admitted::Unasked);
+    async fn serve_terms(self, known: &mut bool) -> Result<(), ConsumeError> {
+        let mut take_over = self.take_over;
         loop {
-            let Some(owned) = self.stand_by(take_over, &mut known).await? else {
+            let Some(owned) = self.stand_by(take_over, known).await? else {
                 return Ok(());
             };
             self.worker.metrics.owned_shards.inc();

@@ -384,7 +384,14 @@ fn look_at_consumer(cursor: &Cursor, log: &Log, report: &mut Report) {
     });
     let lag = lag.unwrap_or_default();
     let alive = cursor.held_at(SystemEnvironment.now_ms()).is_some();
-    if !alive && oldest.is_some() {
+    let mut reasons = cursor.waiting_for.iter();
+    let ended = reasons.find_map(|reason| reason.strip_prefix("it ended: "));
+    if let Some(ended) = ended.filter(|_| !alive && oldest.is_some()) {
+        report.warning(
+            format!("{name}: {} s behind, because it ended: {ended}", lag.as_secs()),
+            "end the reason. A process with other shards tries this one again each minute; if none runs, start one",
+        );
+    } else if !alive && oldest.is_some() {
         report.warning(
             format!("{name}: not running, and {} s behind", lag.as_secs()),
             "start it; if it is gone for good, `millpond consumer remove` lets the buffer delete what it keeps for it",

@@ -2,29 +2,38 @@
 
 use crate::support::{Log, Running, Table, config, eventually, start};
 use bytes::Bytes;
-use millpond_consumer::ConsumeError;
+use millpond_consumer::{Config, ConsumeError, Consumer};
 use millpond_manifest::cas::{self, Object, Swap};
-use millpond_manifest::{Buffer, Manifest, layout};
+use millpond_manifest::cursor::Ownership;
+use millpond_manifest::{Buffer, Cursor, Manifest, layout};
 use millpond_storage::Store;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A buffer of two shards. The second one has a manifest without segments.
 async fn two_shards() -> Log {
     let log = Log::new(Store::memory()).await;
+    grow(&log, 2).await;
+    log
+}
+
+/// Adds a shard, the last of so many, with a manifest without segments.
+async fn grow(log: &Log, shards: u32) {
     let found = cas::read::<Buffer>(&log.store, layout::BUFFER)
         .await
         .unwrap()
         .unwrap();
-    let grown = found.state.grow(2, 7).unwrap().unwrap();
+    let grown = found.state.grow(shards, 7).unwrap().unwrap();
     let swapped = cas::swap(&log.store, layout::BUFFER, Some(&found.version), grown).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
-    let empty = Manifest::new(log.manifest().await.state.buffer_id, 1).stamped(1);
-    replace(&log, 1, empty.encode()).await;
-    log
+    let empty = Manifest::new(log.manifest().await.state.buffer_id, shards - 1).stamped(1);
+    replace(log, shards - 1, empty.encode()).await;
 }
 
 async fn replace(log: &Log, shard: u32, content: Bytes) {
@@ -78,7 +87,7 @@ async fn a_damaged_shard_stops_no_other_and_goes_on_when_it_is_restored() {
     }
     assert!(!consumer.task.is_finished());
     replace(&log, 1, right).await;
-    sleep(2 * MINUTE).await;
+    sleep(3 * MINUTE).await;
     assert_eq!(consumer.readiness.waiting_for(), [] as [String; 0]);
     goes_on(&mut log, &table).await;
     consumer.stop().await.unwrap();
@@ -95,6 +104,100 @@ async fn a_process_without_another_shard_ends() {
         matches!(&error, ConsumeError::Format { key, .. } if key.starts_with("shards/0000/")),
         "{error}"
     );
+}
+
+/// The process has seen the cursor, so it does not take the removal for a first start.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_removed_from_a_resting_shard_stays_removed() {
+    let table = Table::open("table");
+    let mut log = two_shards().await;
+    let consumer = start(&log.store, config("a"), &table);
+    goes_on(&mut log, &table).await;
+    let right = content(&log, 1).await;
+    replace(&log, 1, Bytes::from_static(b"damaged")).await;
+    waits_for(&consumer, "shard 0001: ").await;
+    let key = layout::cursor(1, "default");
+    let found = cas::read::<Cursor>(&log.store, &key).await.unwrap().unwrap();
+    let removed = found.state.remove().stamped(9);
+    let swapped = cas::swap(&log.store, &key, Some(&found.version), removed).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    replace(&log, 1, right).await;
+    let ended = timeout(3 * MINUTE, consumer.task).await.expect("it goes on");
+    let error = ended.unwrap().unwrap_err();
+    assert!(matches!(error, ConsumeError::Removed { .. }), "{error}");
+    let found = cas::read::<Cursor>(&log.store, &key).await.unwrap().unwrap();
+    assert!(found.state.is_removed(), "the consumer began again");
+}
+
+/// A process takes a cursor from its owner once, when somebody starts it.
+#[tokio::test(start_paused = true)]
+async fn a_process_does_not_take_a_shard_over_again_after_it_has_rested() {
+    let table = Table::open("table");
+    let mut log = two_shards().await;
+    let lease = Duration::from_secs(10);
+    let first = Config {
+        take_over: true,
+        lease,
+        ..config("a")
+    };
+    let first = start(&log.store, first, &table);
+    goes_on(&mut log, &table).await;
+    let right = content(&log, 1).await;
+    replace(&log, 1, Bytes::from_static(b"damaged")).await;
+    waits_for(&first, "shard 0001: ").await;
+    replace(&log, 1, right).await;
+    let owner = async || {
+        let cursor = cas::read::<Cursor>(&log.store, &layout::cursor(1, "default")).await;
+        let Ownership::Held { owner, .. } = cursor.unwrap().unwrap().state.ownership else {
+            return None;
+        };
+        Some(owner)
+    };
+    let second = Config { lease, ..config("b") };
+    let second = start(&log.store, second, &table);
+    eventually("the other process has it", async || {
+        owner().await.as_deref() == Some("b")
+    })
+    .await;
+    for _ in 0..60 {
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(owner().await.as_deref(), Some("b"));
+    }
+    second.stop().await.unwrap();
+    first.stop().await.unwrap();
+}
+
+/// Shards that rest wake the process more often than it looks for new ones.
+#[tokio::test(start_paused = true)]
+async fn new_shards_are_found_while_others_rest() {
+    let table = Table::open("table");
+    let mut log = two_shards().await;
+    grow(&log, 3).await;
+    let mut registry = Registry::default();
+    let consumer = Consumer::new(log.store.clone(), config("a"), table.clone(), &mut registry).unwrap();
+    let readiness = consumer.readiness();
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(consumer.run(shutdown.clone()));
+    let consumer = Running {
+        shutdown,
+        readiness,
+        task,
+    };
+    goes_on(&mut log, &table).await;
+    replace(&log, 1, Bytes::from_static(b"damaged")).await;
+    waits_for(&consumer, "shard 0001: ").await;
+    sleep(MINUTE / 2).await;
+    replace(&log, 2, Bytes::from_static(b"damaged")).await;
+    waits_for(&consumer, "shard 0002: ").await;
+    grow(&log, 4).await;
+    sleep(3 * MINUTE).await;
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let shards = text
+        .lines()
+        .find(|line| line.starts_with("millpond_consumer_shards{"));
+    assert_eq!(shards, Some("millpond_consumer_shards{consumer=\"default\"} 4"));
+    consumer.stop().await.unwrap();
 }
 
 /// The owner of a resting shard stops as fast as any.
