@@ -6,7 +6,7 @@ use crate::discovery::Fallback;
 use crate::error::ConsumeError;
 use millpond_manifest::cursor::Seen;
 use millpond_manifest::log::Continuity;
-use millpond_manifest::{Log, PageReference, layout};
+use millpond_manifest::{Cursor, Log, PageReference, layout};
 
 impl Tenure<'_> {
     /// Looks for the newest segment that an owner has seen, unless the log is known to have it. Until then the consumer plans, begins and
@@ -34,6 +34,14 @@ impl Tenure<'_> {
         }
         self.warn_of_trimmed();
         Ok(())
+    }
+
+    /// Enters the newest segment that this owner has seen, also after the log has ceased to show it: rows of it may have been sent, and the
+    /// next owner must not take another log for this one.
+    pub(super) fn remember_seen(&self, cursor: &mut Cursor) {
+        if let Some(seen) = self.seen {
+            cursor.see(seen);
+        }
     }
 
     /// Returns true while the page on its way tells whether the log is the right one.

@@ -83,6 +83,7 @@ impl Tenure<'_> {
             loop {
                 let mut next = self.durable.state.clone();
                 next.wait_for(&[format!("it ended: {error}")]);
+                self.remember_seen(&mut next);
                 next.release(u64::MAX);
                 if let Some(end) = self.give_back(next, false).await? {
                     return Ok::<_, ConsumeError>(end);

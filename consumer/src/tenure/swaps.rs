@@ -82,10 +82,8 @@ impl Tenure<'_> {
 
     /// Records the acknowledged positions, and what follows from them.
     pub(super) fn acknowledge(&self, next: &mut Cursor, decision: &Decision) -> Result<(), ConsumeError> {
+        self.remember_seen(next);
         if let Some(known) = self.log.as_ref().filter(|_| self.recognized) {
-            if let Some(seen) = self.seen {
-                next.see(seen);
-            }
             let acknowledged = decision.acknowledge.iter().map(|(stream, _)| stream);
             let planned = decision
                 .plans
@@ -169,6 +167,9 @@ impl Tenure<'_> {
         };
         if self.reading.is_none() {
             timer = timer.min(self.poll_at);
+        }
+        if let Some(unreadable) = &self.unreadable {
+            timer = timer.min(unreadable.again_at);
         }
         if let Some(wakes_at) = self.discovery.wakes_at(Instant::now()) {
             timer = timer.min(wakes_at);

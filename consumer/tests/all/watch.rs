@@ -228,6 +228,10 @@ async fn elect(log: &Log, address: &str) {
 impl Site {
     /// With a consumer that has heard from the leader.
     async fn new() -> Site {
+        Site::with(settings()).await
+    }
+
+    async fn with(config: Config) -> Site {
         let mut log = Log::new(Store::memory()).await;
         log.commit(&[2]).await;
         elect(&log, "10.0.0.1:4319").await;
@@ -236,7 +240,7 @@ impl Site {
         let table = Table::open("table");
         let (store, network) = log.store.behind(Faults::default());
         let mut registry = Registry::default();
-        let consumer = run(&store, settings(), &table, &leader, &mut registry);
+        let consumer = run(&store, config, &table, &leader, &mut registry);
         let mut site = Site {
             log,
             leader,
@@ -753,6 +757,43 @@ async fn a_restored_log_that_contradicts_the_leader_is_not_taken() {
             "{error}"
         );
         assert_eq!(site.table.rows().len(), 6);
+    }
+}
+
+/// The owner finds out before it has written down what it sent.
+#[tokio::test(start_paused = true)]
+async fn an_owner_that_ends_leaves_what_it_has_seen_to_the_next_one() {
+    let mut site = Site::with(Config {
+        ack_interval: 600 * SECOND,
+        lease: 600 * SECOND,
+        ..settings()
+    })
+    .await;
+    // The first one makes it plan ahead, so it sends the second one without a swap.
+    site.commit_and_tell(2).await;
+    site.arrive(SOON).await;
+    let earlier = site.log.manifest().await.state;
+    site.commit_and_tell(2).await;
+    site.arrive(SOON).await;
+    let cursor = site.log.cursor("default").await.unwrap();
+    assert_eq!(cursor.seen.unwrap().sequence, 2, "a swap came before");
+    put(&site.log, &earlier).await;
+    site.log.commit(&[1; 8]).await;
+    for _ in 0..2 {
+        let next = Config {
+            take_over: true,
+            ..settings()
+        };
+        let ended = timeout(60 * SECOND, &mut site.consumer.task)
+            .await
+            .expect("it never ends");
+        let error = ended.unwrap().unwrap_err();
+        assert!(
+            matches!(error, ConsumeError::OtherLog { sequence: 3, .. }),
+            "{error}"
+        );
+        let mut registry = Registry::default();
+        site.consumer = run(&site.store, next, &site.table, &site.leader, &mut registry);
     }
 }
 
