@@ -25,7 +25,7 @@ use crate::unique::{Line, Turn};
 use crate::worker::BatchWorker;
 use crate::write::Term;
 use futures::future::{BoxFuture, OptionFuture};
-use log::{Loading, Reading};
+use log::{Loading, Reading, Unreadable};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::cursor::{Plan, Seen};
 use millpond_manifest::{Cursor, Log};
@@ -77,6 +77,8 @@ pub(crate) struct Tenure<'a> {
     /// The leader, while it tells of commits.
     watch: Watch,
     loading: Option<Loading<'a>>,
+    /// A page that could not be read.
+    unreadable: Option<Unreadable>,
     swapping: Option<Swapping>,
     /// The channel on which batches report what the sink refuses.
     refusals: Refusals,
@@ -151,6 +153,7 @@ impl<'a> Tenure<'a> {
             discovery: Discovery::new(shard.watching.is_some(), shard.config.poll_interval),
             watch: Watch::default(),
             loading: None,
+            unreadable: None,
             swapping: None,
             refusals,
             refused,
@@ -228,6 +231,14 @@ impl<'a> Tenure<'a> {
                 && (idle || Instant::now() >= until)
             {
                 return self.release().await;
+            }
+            // Nothing is left to do before the page.
+            if is_still
+                && !decision.progress
+                && self.settling.is_none()
+                && let Some(unreadable) = self.unreadable.take()
+            {
+                return Err(unreadable.why);
             }
             self.look_overdue();
             self.begin_read();

@@ -2,9 +2,9 @@
 
 use anyhow::{Context, ensure};
 use millpond_manifest::cas::{self, ReadError, Snapshot};
-use millpond_manifest::{Buffer, Cursor, Log, Manifest, Page, layout};
+use millpond_manifest::{Buffer, Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_storage::Store;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 /// The remedy for a missing buffer.
@@ -43,10 +43,38 @@ pub(crate) fn shards(buffer: &Buffer, shard: Option<u32>) -> anyhow::Result<Rang
 
 /// Reads a shard's log with all of its pages. `None` before the first commit.
 pub(crate) async fn read_log(store: &Store, shard: u32) -> anyhow::Result<Option<Log>> {
-    match cas::read::<Manifest>(store, &layout::manifest(shard)).await? {
-        Some(found) => Ok(Some(whole(store, found.state).await?)),
-        None => Ok(None),
+    read_log_with(store, shard, |_| true).await
+}
+
+/// Reads a shard's log with the pages of these sequences. The others may be damaged.
+pub(crate) async fn read_log_of(
+    store: &Store,
+    shard: u32,
+    sequences: &RangeInclusive<u64>,
+) -> anyhow::Result<Option<Log>> {
+    let has_some = |page: &PageReference| page.first <= *sequences.end() && *sequences.start() <= page.last;
+    read_log_with(store, shard, has_some).await
+}
+
+/// Reads a shard's log without its pages: it has the newest segments alone.
+pub(crate) async fn read_tail(store: &Store, shard: u32) -> anyhow::Result<Option<Log>> {
+    read_log_with(store, shard, |_| false).await
+}
+
+async fn read_log_with(
+    store: &Store,
+    shard: u32,
+    is_wanted: impl Fn(&PageReference) -> bool,
+) -> anyhow::Result<Option<Log>> {
+    let Some(found) = cas::read::<Manifest>(store, &layout::manifest(shard)).await? else {
+        return Ok(None);
+    };
+    let mut log = Log::new(found.state);
+    let wanted: Vec<PageReference> = log.pages.iter().filter(|page| is_wanted(page)).cloned().collect();
+    for reference in &wanted {
+        load(store, &mut log, reference).await?;
     }
+    Ok(Some(log))
 }
 
 /// The log of a manifest with all of its pages.
@@ -59,12 +87,16 @@ pub(crate) async fn whole(store: &Store, manifest: Manifest) -> anyhow::Result<L
 /// Loads the missing pages of a log.
 pub(crate) async fn complete(store: &Store, log: &mut Log) -> anyhow::Result<()> {
     while let Some(reference) = log.missing(0).cloned() {
-        let key = layout::page(log.shard, reference.first, reference.page);
-        let page = cas::read::<Page>(store, &key).await?;
-        let page = page.with_context(|| format!("{key} is in the manifest but not in the store"))?;
-        log.load(&reference, Arc::new(page.state)).with_context(|| key)?;
+        load(store, log, &reference).await?;
     }
     Ok(())
+}
+
+async fn load(store: &Store, log: &mut Log, reference: &PageReference) -> anyhow::Result<()> {
+    let key = layout::page(log.shard, reference.first, reference.page);
+    let page = cas::read::<Page>(store, &key).await?;
+    let page = page.with_context(|| format!("{key} is in the manifest but not in the store"))?;
+    log.load(reference, Arc::new(page.state)).with_context(|| key)
 }
 
 /// Reads a consumer's cursor. The tombstone of a removed consumer does not count as one.

@@ -13,6 +13,7 @@ use millpond_manifest::{Cursor, Log, Manifest, Page, PageReference, layout};
 use millpond_runtime::Level;
 use millpond_storage::Version;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
@@ -49,6 +50,16 @@ impl Known {
 
 /// The number of pages to keep loaded for each stream, from its position on.
 const PAGES_AHEAD: usize = 2;
+
+/// The time after which a page that could not be read is read again.
+const PAGE_AGAIN: Duration = Duration::from_secs(60);
+
+/// A page that could not be read. The term ends when nothing before it is left to do.
+pub(super) struct Unreadable {
+    page: PageReference,
+    pub(super) why: ConsumeError,
+    pub(super) again_at: Instant,
+}
 
 pub(super) type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
 pub(super) type Reading = BoxFuture<'static, Result<Reread<Manifest>, ReadError>>;
@@ -196,6 +207,7 @@ impl Tenure<'_> {
 
     /// Keeps the pages loaded that the positions and the batches in flight need next, and no others.
     pub(super) fn begin_load(&mut self) {
+        self.forget_unreadable();
         let Some(known) = &self.log else { return };
         if known.log.pages.is_empty() {
             return;
@@ -223,7 +235,10 @@ impl Tenure<'_> {
         if self.loading.is_some() {
             return;
         }
-        let missing = wanted.into_iter().find(|page| !known.log.is_loaded(page));
+        let unreadable = self.unreadable.as_ref().map(|unreadable| &unreadable.page);
+        let missing = wanted
+            .into_iter()
+            .find(|page| !known.log.is_loaded(page) && Some(page) != unreadable);
         let shard = self.shard;
         self.loading = missing.map(|page| {
             async move {
@@ -232,6 +247,18 @@ impl Tenure<'_> {
             }
             .boxed()
         });
+    }
+
+    /// Forgets the page that could not be read when it is time to read it again, or when the log has trimmed it.
+    fn forget_unreadable(&mut self) {
+        let pages = self.log.as_ref().map_or(&[][..], |known| &known.log.pages);
+        let is_over = |unreadable: &mut Unreadable| {
+            Instant::now() >= unreadable.again_at || !pages.contains(&unreadable.page)
+        };
+        if let Some(Unreadable { page, .. }) = self.unreadable.take_if(is_over) {
+            let key = layout::page(self.shard.claim.shard, page.first, page.page);
+            self.shard.claim.readiness.goes_on(&key);
+        }
     }
 
     pub(super) fn loaded(
@@ -243,16 +270,28 @@ impl Tenure<'_> {
         let Some(known) = self.log.as_mut().filter(|k| k.log.pages.contains(reference)) else {
             return Ok(());
         };
-        match read? {
-            PageRead::Page(page) => known.load(reference, page),
+        let loaded = match read {
+            Ok(PageRead::Page(page)) => known.load(reference, page),
             // Only the owner's copy of the manifest refers to the page.
-            PageRead::Trimmed(log) => {
+            Ok(PageRead::Trimmed(log)) => {
                 // A read under way may return an older manifest.
                 self.reading = None;
                 self.read_knowing = self.log.as_ref().map_or(0, |known| known.log.stamp.version);
-                self.read(Ok(Reread::Changed(*log)))
+                return self.read(Ok(Reread::Changed(*log)));
             }
+            Err(why) => Err(why),
+        };
+        if let Err(why) = loaded {
+            // The batches before it need not suffer, and the operator may move the consumer past it.
+            let key = layout::page(self.shard.claim.shard, reference.first, reference.page);
+            self.shard.claim.readiness.waits(&key, &why, Level::Error);
+            self.unreadable = Some(Unreadable {
+                page: reference.clone(),
+                why,
+                again_at: Instant::now() + PAGE_AGAIN,
+            });
         }
+        Ok(())
     }
 
     /// Warns if retention dropped sequences that this consumer had not read.

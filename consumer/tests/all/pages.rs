@@ -246,6 +246,40 @@ async fn a_page_that_is_damaged_gone_or_another_one_is_named() {
     consumer.stop().await.unwrap();
 }
 
+/// Otherwise an operator who moves the consumer past the page would lose intact records before it.
+#[tokio::test]
+async fn all_that_lies_before_a_damaged_page_is_delivered_first() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20; 6]).await;
+    log.seal(3).await;
+    log.commit(&[20]).await;
+    let key = log.page_key(1).await;
+    let whole = log.store.get(&key).await.unwrap().unwrap().bytes.to_vec();
+    let mut damaged = whole.clone();
+    damaged[whole.len() / 2] ^= 4;
+    overwrite(&log.store, &key, damaged).await;
+    let table = Table::shut("table");
+    let consumer = start(&log.store, successor("a"), &table);
+    let named = key.clone();
+    eventually("the page is named", async || {
+        let waits = consumer.readiness.waiting_for();
+        waits.iter().any(|wait| wait.contains(&named))
+    })
+    .await;
+    table.let_through(1 << 10);
+    let error = consumer.task.await.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, ConsumeError::Format { key: named, .. } if *named == key),
+        "{error}"
+    );
+    assert_eq!(table.rows().len(), 60);
+    assert_eq!(log.cursor("default").await.unwrap().next(STREAM), 3);
+    // Somebody restores it.
+    overwrite(&log.store, &key, whole).await;
+    let consumer = start(&log.store, successor("b"), &table);
+    delivered(&log, consumer, &table).await;
+}
+
 #[tokio::test]
 async fn the_consumer_retries_pages_that_it_cannot_read() {
     let mut log = Log::new(Store::memory()).await;

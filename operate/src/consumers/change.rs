@@ -3,11 +3,11 @@
 
 use super::Selection;
 use crate::Target;
-use crate::buffer::{self, read_log};
+use crate::buffer::{self, read_log, read_log_of, read_tail};
 use anyhow::{Context, bail};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::Skip;
-use millpond_manifest::{BatchingPolicy, Cursor, Log, Manifest, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, layout};
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::{Fetched, Store, Version};
 use ulid::Ulid;
@@ -60,9 +60,7 @@ pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> any
         // Only a time needs the pages. A reset must be able to move past a page that cannot be read.
         let log = match to {
             Target::Time(_) => read_log(store, shard).await?,
-            _ => cas::read::<Manifest>(store, &layout::manifest(shard))
-                .await?
-                .map(|found| Log::new(found.state)),
+            _ => read_tail(store, shard).await?,
         };
         let Some(log) = log else {
             match before.state.furthest() {
@@ -424,7 +422,8 @@ pub async fn skip(
         reason,
     };
     layout::check_consumer_name(consumer)?;
-    let log = read_log(store, shard)
+    // Another page may be damaged, too.
+    let log = read_log_of(store, shard, &(skip.sequence..=skip.sequence))
         .await?
         .with_context(|| format!("shard {shard:04} has no manifest"))?;
     let index = log.stream_index(&skip.stream);

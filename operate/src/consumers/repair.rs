@@ -1,7 +1,7 @@
 //! Inserts each row of an acknowledged range that the tables lack, once.
 
 use crate::Target;
-use crate::buffer::{buffer, cursor, read_log, shards};
+use crate::buffer::{buffer, cursor, read_log, read_log_of, read_tail, shards};
 use anyhow::{Context, bail, ensure};
 use millpond_clickhouse::{ClickHouse, Columns, Config};
 use millpond_consumer::{Consumer, Repair, StreamPattern};
@@ -123,7 +123,12 @@ impl Options {
         let mut ranges = BTreeMap::new();
         for shard in shards {
             let found = cursor(store, shard, &self.consumer).await?;
-            let (Some(log), Some(cursor)) = (read_log(store, shard).await?, found) else {
+            // Only a time needs the pages: those outside of the range may be damaged.
+            let log = match (self.from, self.to) {
+                (Target::Time(_), _) | (_, Target::Time(_)) => read_log(store, shard).await?,
+                _ => read_tail(store, shard).await?,
+            };
+            let (Some(log), Some(cursor)) = (log, found) else {
                 continue;
             };
             let range = range(self.from, self.to, &log, &cursor.state)?;
@@ -151,7 +156,7 @@ impl Options {
         for (&shard, range) in ranges {
             let found = cursor(store, shard, &self.consumer).await?;
             let cursor = found.context("the consumer was removed meanwhile")?.state;
-            let log = read_log(store, shard).await?;
+            let log = read_log_of(store, shard, range).await?;
             let log = log.context("the shard has no log anymore")?;
             for stream in cursor.streams.into_keys() {
                 let wanted = self.streams.is_empty() || self.streams.iter().any(|it| it.matches(&stream));
