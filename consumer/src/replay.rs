@@ -4,7 +4,7 @@
 use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use crate::unique::Dropped;
-use millpond_manifest::cas::{self, ReadError};
+use millpond_manifest::cas::{self, ReadError, Snapshot};
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{BatchingPolicy, Buffer, Cursor, DeadLetter, layout};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
@@ -53,6 +53,12 @@ pub enum ReplayError {
         "its consumer has not acknowledged sequence {0} of its stream: it may send it itself, or write the letter again"
     )]
     NotAcknowledged(u64),
+    /// A repair may send the record.
+    #[error(
+        "the repair {0} of its consumer is not finished, and may insert the same record: finish it, or give it up with \
+         `millpond consumer remove {0}`"
+    )]
+    Repaired(String),
     /// The sink cannot build rows from the message.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
@@ -80,6 +86,9 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
         !cursor.state.is_removed() && cursor.state.next(&letter.stream) <= letter.sequence
     }) {
         return Err(ReplayError::NotAcknowledged(letter.sequence));
+    }
+    if let Some(repair) = repair_of(store, &letter).await? {
+        return Err(ReplayError::Repaired(repair));
     }
     let batch = batch(&letter)?;
     let mut cuts = Vec::new();
@@ -113,6 +122,17 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
     }
     store.delete(key).await.map_err(ReplayError::Delete)?;
     Ok(rows)
+}
+
+/// The cursor of an unfinished repair that may still send the record of a dead letter. It asks for the record as the replay does, and
+/// neither sees the other's INSERT in flight.
+async fn repair_of(store: &Store, letter: &DeadLetter) -> Result<Option<String>, ReplayError> {
+    let repair = layout::repair(&letter.consumer);
+    let cursor = cas::read::<Cursor>(store, &layout::cursor(letter.shard, &repair)).await?;
+    let may_send = cursor.is_some_and(|Snapshot { state, .. }| {
+        !state.is_removed() && state.start <= letter.sequence && state.next(&letter.stream) <= letter.sequence
+    });
+    Ok(may_send.then_some(repair))
 }
 
 /// Checks that a dead letter is in its own buffer, under the name that its shard, consumer and content give. A writer

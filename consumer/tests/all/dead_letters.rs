@@ -4,9 +4,9 @@
 use crate::support::{Fault, Log, STREAM, Table, acknowledged, config, eventually, start};
 use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::replay::{ReplayError, replay};
-use millpond_consumer::{Config, ConsumeError, Sink, SinkError};
+use millpond_consumer::{Config, ConsumeError, Repair, Sink, SinkError};
 use millpond_manifest::dead_letter::Kind;
-use millpond_manifest::{DeadLetter, cas};
+use millpond_manifest::{DeadLetter, cas, layout};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{self, Faults, On, WriteFaults};
@@ -236,6 +236,36 @@ async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
 }
 
 /// A writer of one consumer's dead letters could otherwise make an operator insert rows in the name of another.
+/// Both would ask for the row, and both would insert it.
+#[tokio::test]
+async fn a_letter_is_not_replayed_beside_a_repair_that_may_send_its_row() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[20, 1, 1]).await;
+    let table = Table::open("table");
+    let key = letter_of(&log, &table, 5).await;
+    acknowledged(&log, 3).await;
+    let repair = Config {
+        repair: Some(Repair {
+            ranges: [(0, 0..=2)].into(),
+        }),
+        ..config("repair")
+    };
+    let (store, network) = log.store.behind(Faults::default());
+    let segment = log.manifest().await.state.tail[0].segment;
+    let mut reading = network.hold(On::Get, &layout::segment(0, segment));
+    let repair = start(&store, repair, &table);
+    reading.arrived().await;
+    let refused = replay(&log.store, &sink(&table), &key).await.unwrap_err();
+    assert!(
+        matches!(&refused, ReplayError::Repaired(by) if by == "default.repair"),
+        "{refused}"
+    );
+    reading.release();
+    repair.task.await.unwrap().unwrap();
+    replay(&log.store, &sink(&table), &key).await.unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
 #[tokio::test]
 async fn a_letter_is_replayed_under_its_own_name_and_in_its_own_buffer_alone() {
     let mut log = Log::new(Store::memory()).await;
