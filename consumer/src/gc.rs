@@ -196,6 +196,12 @@ fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim
     }
 }
 
+fn tell_unreadable(done: &Collected) {
+    for damaged in &done.unreadable_cursors {
+        warn!("a shard's log is not trimmed: {damaged}");
+    }
+}
+
 impl GarbageCollector {
     /// A garbage collector whose metrics, `millpond_gc_…`, go to `registry`.
     pub fn new(store: Store, config: GcConfig, registry: &mut Registry) -> GarbageCollector {
@@ -258,9 +264,7 @@ impl GarbageCollector {
                 round = self.round(false) => round,
             };
             if let Ok(done) = &round {
-                for damaged in &done.unreadable_cursors {
-                    warn!("a shard's log is not trimmed: {damaged}");
-                }
+                tell_unreadable(done);
             }
             match round {
                 Ok(done) if done.is_nothing() => {}
@@ -321,7 +325,10 @@ impl GarbageCollector {
         if buffer.state.shards > 1 {
             all.member_lists = self.collect_members(dry).await?;
         }
-        failed.map_or(Ok(all), Err)
+        let Some(error) = failed else { return Ok(all) };
+        // The error has no room for them.
+        tell_unreadable(&all);
+        Err(error)
     }
 
     async fn collect(
