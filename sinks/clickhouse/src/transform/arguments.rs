@@ -29,8 +29,10 @@ const REPEATED: &[(&str, &str, usize)] = &[
 
 /// Functions that may take the square of an event's length, in memory or in time.
 const SQUARE: &[&str] = &[
+    "decode_punycode",
     "encode_key_value",
     "encode_logfmt",
+    "encode_punycode",
     "flatten",
     "parse_grok",
     "parse_key_value",
