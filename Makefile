@@ -9,8 +9,9 @@ SHELL := bash
 
 # Sets the variables (MILLPOND_MINIO, …) of the named tools, or of all. Installs missing tools.
 tools = tools=$$(scripts/tools.sh $(1)); eval "$$tools"
-# A line that names the next section, for readers of .ci/run's output.
-section = printf '\n=== %s ===\n' "$(1)"
+# A line that names the next section and the time so far, for readers of .ci/run's output.
+STARTED := $(shell date +%s)
+section = printf '\n=== %s (after %d s) ===\n' "$(1)" $$(( $$(date +%s) - $(STARTED) ))
 
 CLIENTS := embedded-clickhouse/tests/clients
 
