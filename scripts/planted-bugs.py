@@ -147,6 +147,11 @@ def refusing(test, says):
     return Catcher("consumer/tests/all/dead_letters.rs", test, says)
 
 
+def rested(test, says):
+    """Shards that cannot go on beside others that can."""
+    return Catcher("consumer/tests/all/resting.rs", test, says)
+
+
 def accepting(test, says):
     return Catcher("gateway/tests/all/events.rs", test, says)
 
@@ -703,6 +708,29 @@ CATCHERS = {
             "consumer/tests/all/watch.rs",
             "a_restored_log_that_contradicts_the_leader_is_not_taken",
             r"assertion|it never ends",
+        )
+    ],
+    "seen-left-behind": [
+        watching(
+            "an_owner_that_ends_leaves_what_it_has_seen_to_the_next_one", "it never ends|assertion"
+        )
+    ],
+    "rest-forgets-cursor": [
+        rested("a_consumer_that_is_removed_from_a_resting_shard_stays_removed", "it goes on")
+    ],
+    "rest-takes-over": [
+        rested("a_process_does_not_take_a_shard_over_again_after_it_has_rested", r"left: Some")
+    ],
+    "look-postponed": [
+        rested("new_shards_are_found_while_others_rest", r'left: .* 3"')
+    ],
+    "page-ahead-ends-term": [
+        paged("all_that_lies_before_a_damaged_page_is_delivered_first", r"left: \d+")
+    ],
+    "replay-beside-repair": [
+        refusing(
+            "a_letter_is_not_replayed_beside_a_repair_that_may_send_its_row",
+            r"`Result::unwrap_err\(\)` on an `Ok` value",
         )
     ],
     "left-while-recognizing": [
