@@ -118,12 +118,62 @@ impl Block {
         };
         Ok(RawBlock { block: self, raw })
     }
+
+    /// The block with its raw content, for as long as the caller keeps it. [`OpenBlock::close`] gives the buffer back.
+    ///
+    /// CPU work: run it on a blocking thread.
+    pub fn open(self, decompressor: &mut Decompressor) -> Result<OpenBlock, Error> {
+        let decoded = self.decode(decompressor)?.len();
+        let raw = match self.header.compression {
+            Compression::Stored => None,
+            Compression::Zstd => Some(decompressor.take()),
+        };
+        debug_assert!(
+            raw.as_ref().is_none_or(|raw| raw.len() == decoded),
+            "the buffer of this block"
+        );
+        Ok(OpenBlock { block: self, raw })
+    }
 }
 
-/// A zstd context and a buffer, which a worker reuses for every block.
+/// A block and its raw content.
+#[derive(Debug)]
+pub struct OpenBlock {
+    block: Block,
+    /// `None` for a stored block, whose content is in place.
+    raw: Option<Vec<u8>>,
+}
+
+impl OpenBlock {
+    /// The block.
+    pub fn block(&self) -> &Block {
+        &self.block
+    }
+
+    /// Its content.
+    pub fn raw(&self) -> RawBlock<'_> {
+        RawBlock {
+            block: &self.block,
+            raw: self.raw.as_deref().unwrap_or(&self.block.payload),
+        }
+    }
+
+    /// Leaves its buffer to the next block: fresh memory costs as much time as the decompression.
+    pub fn close(self, decompressor: &mut Decompressor) {
+        if let Some(raw) = self.raw {
+            decompressor.give_back(raw);
+        }
+    }
+}
+
+/// Buffers that a decompressor keeps beside its own.
+const SPARE_MAX: usize = 8;
+
+/// A zstd context and buffers, which a worker reuses for every block.
 pub struct Decompressor {
     zstd: zstd::bulk::Decompressor<'static>,
     buffer: Vec<u8>,
+    spare: Vec<Vec<u8>>,
 }
 
 impl Decompressor {
@@ -132,7 +182,23 @@ impl Decompressor {
         Ok(Self {
             zstd: zstd::bulk::Decompressor::new()?,
             buffer: Vec::new(),
+            spare: Vec::new(),
         })
+    }
+
+    /// The last block's content, in memory of about its length. Another buffer takes its place.
+    fn take(&mut self) -> Vec<u8> {
+        let length = self.buffer.len();
+        if self.buffer.capacity() > length + length / 8 {
+            return self.buffer.clone();
+        }
+        std::mem::replace(&mut self.buffer, self.spare.pop().unwrap_or_default())
+    }
+
+    fn give_back(&mut self, buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_MAX && buffer.capacity() <= SCRATCH_KEPT_MAX {
+            self.spare.push(buffer);
+        }
     }
 
     /// Never writes more than `raw_len` bytes, whatever the frame declares.
@@ -174,6 +240,11 @@ impl<'a> RawBlock<'a> {
             rest: self.raw,
             left: self.block.header.messages,
         }
+    }
+
+    /// Offset of the block's header in the object.
+    pub fn offset(&self) -> u64 {
+        self.block.offset
     }
 
     /// Bytes of the raw content.

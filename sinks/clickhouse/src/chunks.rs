@@ -17,7 +17,7 @@ use millpond_consumer::{
     Batch, BatchingPolicy, Chunk, Cut, Opened, Part, PartKeys, Received, Record, RowId, SinkError,
 };
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
-use millpond_segment::{Decompressor, Encoding, Limits, Message};
+use millpond_segment::{Decompressor, Encoding, Limits, Message, RawBlock};
 use opened::{OpenPart, OpenParts};
 use prometheus_client::metrics::counter::Counter;
 use signals::{Logs, Metrics, Traces};
@@ -357,28 +357,43 @@ fn messages(
     decompressor: &mut Decompressor,
     take: &mut dyn FnMut(Found<'_>) -> bool,
 ) -> Result<bool, SinkError> {
-    let damaged = |error: &dyn std::fmt::Display| {
-        SinkError::Refused(format!(
-            "segment {} (sequence {}): {error}",
-            part.segment, part.sequence
-        ))
-    };
     for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
-        let block = block.map_err(|error| damaged(&error))?;
-        let raw = block.decode(decompressor).map_err(|error| damaged(&error))?;
-        for (index, message) in raw.messages().enumerate() {
-            let found = Found {
-                message: message.map_err(|error| damaged(&error))?,
-                index,
-                block: block.offset(),
-                part,
-            };
-            if !take(found) {
-                return Ok(false);
-            }
+        let block = block.map_err(|error| damaged(part, &error))?;
+        let raw = block
+            .decode(decompressor)
+            .map_err(|error| damaged(part, &error))?;
+        if !messages_of(raw, part, take)? {
+            return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Passes on the messages of a block. Returns false if `take` wants no more.
+fn messages_of(
+    raw: RawBlock<'_>,
+    part: &Part,
+    take: &mut dyn FnMut(Found<'_>) -> bool,
+) -> Result<bool, SinkError> {
+    for (index, message) in raw.messages().enumerate() {
+        let found = Found {
+            message: message.map_err(|error| damaged(part, &error))?,
+            index,
+            block: raw.offset(),
+            part,
+        };
+        if !take(found) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn damaged(part: &Part, error: &millpond_segment::Error) -> SinkError {
+    SinkError::Refused(format!(
+        "segment {} (sequence {}): {error}",
+        part.segment, part.sequence
+    ))
 }
 
 /// Decides when rows fill a chunk, and encodes the chunk.

@@ -1,9 +1,9 @@
 //! The rows of a batch that were read for their keys, so that its chunks need not decompress and parse them again.
 
-use super::{Found, messages};
+use super::{Found, damaged, messages, messages_of};
 use crate::events::rows;
 use millpond_consumer::{Part, SinkError};
-use millpond_segment::{Decompressor, Message};
+use millpond_segment::{Decompressor, Limits, OpenBlock};
 use std::ops::Range;
 
 /// A row of events, or the rest of a message that is not readable and the reason.
@@ -15,23 +15,17 @@ pub(super) type OpenParts = Vec<Option<OpenPart>>;
 /// A part with all of its messages.
 #[derive(Default)]
 pub(super) struct OpenPart {
-    /// The payloads, one after another.
-    text: Vec<u8>,
+    blocks: Vec<OpenBlock>,
     messages: Vec<OpenMessage>,
-    /// The places in `text` of the rows.
+    /// The places of the rows in their messages.
     rows: Vec<Range<u32>>,
-    /// The most that they may take.
-    bytes: usize,
+    /// The bytes that the blocks have left.
+    bytes: u64,
     /// The most of rows, and of messages.
     records: usize,
 }
 
 struct OpenMessage {
-    received_at_us: i64,
-    index: u32,
-    block: u64,
-    /// The end of its payload in `text`.
-    text: u32,
     /// The end of its rows in `rows`.
     rows: u32,
     /// All of it is rows.
@@ -58,79 +52,85 @@ pub(super) fn look(
         open,
     };
     let Look { newest_us, open } = &mut look;
-    messages(part, decompressor, &mut |found| {
-        let payload = found.message.payload;
-        *newest_us = (*newest_us).max(Some(found.message.received_at_us));
-        let mut is_readable = true;
-        let more = rows(payload, |row| {
-            match &row {
-                Ok(row) => {
-                    let start = row.as_ptr() as usize - payload.as_ptr() as usize;
-                    open.take_if(|open| !open.add_row(start, row.len()));
+    for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
+        let block = block.and_then(|block| block.open(decompressor));
+        let block = block.map_err(|error| damaged(part, &error))?;
+        let more = messages_of(block.raw(), part, &mut |found| {
+            let payload = found.message.payload;
+            *newest_us = (*newest_us).max(Some(found.message.received_at_us));
+            let mut is_readable = true;
+            let more = rows(payload, |row| {
+                match &row {
+                    Ok(row) => {
+                        let start = row.as_ptr() as usize - payload.as_ptr() as usize;
+                        open.take_if(|open| !open.add_row(start, row.len()));
+                    }
+                    Err(_) => is_readable = false,
                 }
-                Err(_) => is_readable = false,
-            }
-            take(&found, row)
-        });
-        open.take_if(|open| !open.add(&found, is_readable));
-        more
-    })?;
+                take(&found, row)
+            });
+            open.take_if(|open| !open.add(is_readable));
+            more
+        })?;
+        open.take_if(|open| !open.has_room(&block));
+        match open {
+            Some(open) => open.blocks.push(block),
+            None => block.close(decompressor),
+        }
+        if !more {
+            break;
+        }
+    }
     Ok(look)
 }
 
 impl OpenPart {
     /// Room for the rows of a part. `None` if their places need more than 32 bits.
     pub(super) fn of(part: &Part) -> Option<OpenPart> {
-        let bytes = u32::try_from(part.raw_len).ok()? as usize;
         Some(OpenPart {
-            text: Vec::with_capacity(bytes),
             records: u32::try_from(part.records).ok()? as usize,
-            bytes,
+            bytes: u32::try_from(part.raw_len).ok()?.into(),
             ..OpenPart::default()
         })
     }
 
     /// Adds a row of the next message. Returns false if the part has more than the log says: nobody has reserved memory for that.
     fn add_row(&mut self, start: usize, length: usize) -> bool {
-        let start = self.text.len() + start;
-        let end = start + length;
-        if self.rows.len() >= self.records || end > self.bytes {
+        if self.rows.len() >= self.records {
             return false;
         }
-        self.rows.push(short(start)..short(end));
+        self.rows.push(short(start)..short(start + length));
         true
     }
 
     /// Adds a message after its rows. Returns false as for those.
-    fn add(&mut self, found: &Found<'_>, is_readable: bool) -> bool {
-        let Message {
-            received_at_us,
-            payload,
-        } = found.message;
-        if self.messages.len() >= self.records || self.text.len() + payload.len() > self.bytes {
+    fn add(&mut self, is_readable: bool) -> bool {
+        if self.messages.len() >= self.records {
             return false;
         }
-        self.text.extend_from_slice(payload);
         self.messages.push(OpenMessage {
-            received_at_us,
-            index: short(found.index),
-            block: found.block,
-            text: short(self.text.len()),
             rows: short(self.rows.len()),
             is_readable,
         });
         true
     }
 
-    fn row(&self, place: &Range<u32>) -> Row<'_> {
-        let bytes = &self.text[place.start as usize..place.end as usize];
-        std::str::from_utf8(bytes).map_err(|error| (bytes, error.to_string()))
+    /// Returns false if the blocks are longer than the log says.
+    fn has_room(&mut self, block: &OpenBlock) -> bool {
+        let left = self.bytes.checked_sub(block.block().raw_len());
+        self.bytes = left.unwrap_or(0);
+        left.is_some()
     }
 }
 
-/// A number below the length of the part, or of its records.
+fn row<'m>(message: &'m [u8], place: &Range<u32>) -> Row<'m> {
+    let bytes = &message[place.start as usize..place.end as usize];
+    std::str::from_utf8(bytes).map_err(|error| (bytes, error.to_string()))
+}
+
+/// A number below the length of a message, or of the part's records.
 fn short(number: usize) -> u32 {
-    u32::try_from(number).expect("the part's length and records have 32 bits")
+    u32::try_from(number).expect("a message's length and the part's records have 32 bits")
 }
 
 /// Passes on each row of a part. Returns false if `take` wants no more.
@@ -145,30 +145,32 @@ pub(super) fn each_row(
             rows(found.message.payload, |row| take(&found, row))
         });
     };
-    let (mut text, mut first) = (0, 0);
-    for message in &open.messages {
-        let payload = &open.text[text..message.text as usize];
-        let found = Found {
-            message: Message {
-                received_at_us: message.received_at_us,
-                payload,
-            },
-            index: message.index as usize,
-            block: message.block,
-            part,
-        };
-        let more = if message.is_readable {
-            let mut places = open.rows[first..message.rows as usize].iter();
-            places.all(|place| take(&found, open.row(place)))
-        } else {
-            rows(payload, |row| take(&found, row))
-        };
-        if !more {
-            return Ok(false);
-        }
-        (text, first) = (message.text as usize, message.rows as usize);
+    let OpenPart {
+        blocks,
+        messages,
+        rows: places,
+        ..
+    } = open;
+    let (mut messages, mut first) = (messages.iter(), 0);
+    let mut more = true;
+    for block in blocks {
+        more = more
+            && messages_of(block.raw(), part, &mut |found| {
+                let payload = found.message.payload;
+                let Some(message) = messages.next() else {
+                    return false;
+                };
+                let mut places = places[first..message.rows as usize].iter();
+                first = message.rows as usize;
+                if message.is_readable {
+                    places.all(|place| take(&found, row(payload, place)))
+                } else {
+                    rows(payload, |row| take(&found, row))
+                }
+            })?;
+        block.close(decompressor);
     }
-    Ok(true)
+    Ok(more)
 }
 
 #[cfg(test)]
@@ -177,8 +179,8 @@ mod tests {
     use millpond_segment::{BlockBuilder, Compressor, Limits};
     use proptest::prelude::*;
 
-    /// A part with one block of these messages.
-    fn part(messages: &[Vec<u8>], raw_len: u64, records: u64) -> Part {
+    /// A part with one block of these messages, which the log gives too few bytes by `less`.
+    fn part(messages: &[Vec<u8>], less: u64, records: u64) -> Part {
         let mut builder = BlockBuilder::with_buffer(1, Vec::new(), &Limits::default());
         for (message, at_us) in messages.iter().zip(0..) {
             builder.push(at_us, message).unwrap();
@@ -190,7 +192,7 @@ mod tests {
             segment: ulid::Ulid::nil(),
             offset: 8,
             data: block.bytes,
-            raw_len,
+            raw_len: block.raw_len - less,
             records,
             dropped: Default::default(),
         }
@@ -242,8 +244,7 @@ mod tests {
                 // An end within a character is no text.
                 .map(|text| text[..text.len().saturating_sub(cut)].to_vec())
                 .collect();
-            let bytes: usize = messages.iter().map(Vec::len).sum();
-            let part = part(&messages, bytes as u64, 100);
+            let part = part(&messages, 0, 100);
             let (look, all) = looked(&part);
             prop_assert_eq!(look.newest_us, Some(messages.len() as i64 - 1));
             prop_assert!(look.open.is_some());
@@ -255,14 +256,10 @@ mod tests {
     #[test]
     fn a_part_with_more_than_the_log_says_is_not_kept() {
         let messages = [b"{} {}".to_vec(), b"{}".to_vec()];
-        for (raw_len, records, is_kept) in [(7, 3, true), (6, 3, false), (7, 2, false), (7, 1, false)] {
-            let part = part(&messages, raw_len, records);
+        for (less, records, is_kept) in [(0, 3, true), (1, 3, false), (0, 2, false), (0, 1, false)] {
+            let part = part(&messages, less, records);
             let (look, all) = looked(&part);
-            assert_eq!(
-                (look.open.is_some(), all.len()),
-                (is_kept, 3),
-                "{raw_len} {records}"
-            );
+            assert_eq!((look.open.is_some(), all.len()), (is_kept, 3), "{less} {records}");
             assert_eq!(read(&part, look.open), all);
         }
     }

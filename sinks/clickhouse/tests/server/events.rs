@@ -428,8 +428,8 @@ async fn rows_have_keys_and_those_that_are_dropped_keep_their_numbers() {
     let [first, unfit, again, other] = &part.keys[..] else {
         panic!("{part:?}")
     };
-    assert_eq!(first.key, again.key);
-    assert!(first.key != unfit.key && first.key != other.key);
+    assert_eq!({ first.key }, { again.key });
+    assert!({ first.key } != { unfit.key } && { first.key } != { other.key });
     assert_eq!(Some(other.at_us), part.newest_us, "the second message came later");
     assert!(first.at_us < other.at_us);
 
