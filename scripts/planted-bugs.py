@@ -740,6 +740,13 @@ CATCHERS = {
             r"\"row-5\": 2",
         )
     ],
+    "no-programs-are-unknown": [
+        Catcher(
+            "manifest/tests/all/cursor.rs",
+            "no_programs_are_told_from_unknown_ones",
+            r"programs: None",
+        )
+    ],
     "short-log-taken": [
         Catcher(
             "consumer/tests/all/recognition.rs",
