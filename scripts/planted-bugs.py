@@ -740,6 +740,13 @@ CATCHERS = {
             r"\"row-5\": 2",
         )
     ],
+    "programs-not-entered": [
+        Catcher(
+            "consumer/tests/all/programs.rs",
+            "an_owner_enters_its_programs_at_its_opening",
+            r"left: None",
+        )
+    ],
     "no-programs-are-unknown": [
         Catcher(
             "manifest/tests/all/cursor.rs",
