@@ -740,6 +740,13 @@ CATCHERS = {
             r"\"row-5\": 2",
         )
     ],
+    "program-not-compared": [
+        Catcher(
+            "consumer/tests/all/repair.rs",
+            "a_repair_with_other_programs_than_the_consumers_is_refused",
+            r"on an `Ok` value: \[2, 1, 0, 1\]",
+        )
+    ],
     "programs-not-entered": [
         Catcher(
             "consumer/tests/all/programs.rs",
