@@ -740,6 +740,13 @@ CATCHERS = {
             r"\"row-5\": 2",
         )
     ],
+    "replay-without-program": [
+        Catcher(
+            "consumer/tests/all/dead_letters.rs",
+            "a_letter_of_a_stream_with_a_program_is_not_replayed_without_one",
+            r"on an `Ok` value: 1",
+        )
+    ],
     "program-not-compared": [
         Catcher(
             "consumer/tests/all/repair.rs",
