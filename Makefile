@@ -224,6 +224,8 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	cargo fmt --all --check
 	cargo fmt --manifest-path bench/peers/opendata/Cargo.toml --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
+	# As `make demo` builds it.
+	cargo clippy --locked -p millpond-cli --no-default-features -- -D warnings
 	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter deploy/tests tests/prometheus)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
 	(cd $(CLIENTS)/go && go vet ./...)

@@ -768,6 +768,34 @@ CATCHERS = {
             r"\"row-5\": 2",
         )
     ],
+    "replay-without-program": [
+        Catcher(
+            "consumer/tests/all/dead_letters.rs",
+            "a_letter_of_a_stream_with_a_program_is_not_replayed_without_one",
+            r"on an `Ok` value: 1",
+        )
+    ],
+    "program-not-compared": [
+        Catcher(
+            "consumer/tests/all/repair.rs",
+            "a_repair_with_other_programs_than_the_consumers_is_refused",
+            r"on an `Ok` value: \[2, 1, 0, 1\]",
+        )
+    ],
+    "programs-not-entered": [
+        Catcher(
+            "consumer/tests/all/programs.rs",
+            "an_owner_enters_its_programs_at_its_opening",
+            r"left: None",
+        )
+    ],
+    "no-programs-are-unknown": [
+        Catcher(
+            "manifest/tests/all/cursor.rs",
+            "no_programs_are_told_from_unknown_ones",
+            r"programs: None",
+        )
+    ],
     "short-log-taken": [
         Catcher(
             "consumer/tests/all/recognition.rs",

@@ -78,6 +78,15 @@ def _to(site) -> list[object]:
     return ["--clickhouse", site.clickhouse.url, "--database", site.database]
 
 
+def _not_compared(site, *doctor: object) -> list[str]:
+    """The findings of a doctor that has compared nothing."""
+    found = site.parsed(site.millpond(*doctor, "--json"))
+    assert found["rows"] == []
+    assert not any("no rows were compared" in finding["what"] for finding in found["findings"])
+    warnings = [f["what"] for f in found["findings"] if f["severity"] == "warning"]
+    return [what for what in warnings if "compared" in what]
+
+
 def test_each_row_of_a_program_is_there_once_through_crashes(site):
     flags = [*_flags(site), "--batch-records", 400, "--chunk-rows", 60, "--ack-interval", "200ms"]
     gateway = site.gateway()
@@ -132,8 +141,60 @@ def test_each_row_of_a_program_is_there_once_through_crashes(site):
     everything = sorted([*expected, *[f"{n}\t{3 * n}\tN{n}\t{AMOUNT}" for n in late]])
     assert sorted(_stored(site)) == everything
     # They have the identities of their events, so nothing is missing for a repair.
+    repair = (*repair, "--other-transform")
     assert site.answer(*repair, *_to(site), *flags[:4])["rows_inserted"] == 0
     assert sorted(_stored(site)) == everything
+
+
+def test_commands_without_the_consumers_program_store_and_compare_nothing(site):
+    flags = _flags(site)
+    gateway = site.gateway()
+    consumer = site.consumer(*flags)
+    _post(gateway, [_event(n) for n in (1, 2, 5, 7)])
+    expected = _expected((1, 2))
+    eventually("the rows", lambda: consumer.must_run() or _stored(site) == expected)
+    eventually("the letter", lambda: len(site.answer("dead-letters", "list")["letters"]) == 1)
+    assert consumer.terminate() == 0
+    site.clickhouse.query(
+        f"DELETE FROM {site.database}.orders WHERE id = 1 SETTINGS mutations_sync = 2"
+    )
+    [shard] = site.answer("manifest", "dump")["shards"]
+    [cursor] = shard["consumers"]
+    assert list(cursor["programs"]) == ["events.order"]
+    without = [*_to(site), *flags[:2]]
+    given = [*_to(site), *flags]
+    doctor = ("doctor", "--rows")
+    repair = ("consumer", "repair", "e2e", "--from", "earliest", "--to", "latest")
+    [letter] = site.answer("dead-letters", "list")["letters"]
+    replay = ("dead-letters", "replay", letter["letter"])
+
+    refused = site.millpond(*repair, *without, code=1).messages()
+    assert "events.order: the consumer has a program for it, and none is given" in refused
+    kept = site.millpond(*replay, *without, code=1).stdout()
+    assert "its consumer has a program for stream events.order, and none is given" in kept
+    assert len(site.answer("dead-letters", "list")["letters"]) == 1
+    assert _not_compared(site, *doctor, *without) == [
+        "consumer e2e in shard 0000: rows of events.order are not compared: the consumer has a "
+        "program for it, and none is given"
+    ]
+    assert _stored(site) == expected[1:]
+
+    # The consumer's program finds the missing row, and another one is told from it.
+    [compared] = site.parsed(site.millpond(*doctor, *given, "--json", code=1))["rows"]
+    assert (compared["missing"], compared["unknown"]) == (1, 0)
+    _flags(site, TRANSFORM.replace("int!(.count)", "1"))
+    refused = site.millpond(*repair, *given, code=1).messages()
+    assert "events.order: the consumer has another program for it" in refused
+    [finding] = _not_compared(site, *doctor, *given)
+    assert finding.endswith("the consumer has another program for it")
+    assert _stored(site) == expected[1:]
+
+    # An operator may mean it.
+    other = ("--other-transform",)
+    [compared] = site.parsed(site.millpond(*doctor, *given, *other, "--json", code=1))["rows"]
+    assert compared["missing"] == 1
+    assert site.answer(*repair, *given, *other)["rows_inserted"] == 1
+    assert _stored(site) == [f"1\t3\tN1\t{AMOUNT}", expected[1]]
 
 
 def test_a_function_that_panics_ends_no_consumer(site):

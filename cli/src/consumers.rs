@@ -124,6 +124,9 @@ pub(crate) struct RepairArgs {
     /// Repair only this stream. May be given more than once, and may end with *.
     #[arg(long = "stream", value_name = "NAME")]
     streams: Vec<StreamPattern>,
+    /// Make rows by these programs although the consumer has others: for a range whose rows an earlier --transform made.
+    #[arg(long)]
+    other_transform: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -360,6 +363,7 @@ impl RepairArgs {
             to: self.to,
             shard: self.shard,
             streams: self.streams,
+            other_programs: self.other_transform,
         };
         let progress = Progress::towards(0, "records");
         let repaired = repair(store, options, shutdown, |done, total| progress.set(done, total)).await?;

@@ -28,6 +28,9 @@ pub(crate) struct DoctorArgs {
     /// Last sequence to compare.
     #[arg(long, value_name = "SEQUENCE", requires = "rows")]
     to: Option<u64>,
+    /// Compare streams of events although their consumer has other programs: for sequences whose rows an earlier --transform made.
+    #[arg(long, requires = "rows")]
+    other_transform: bool,
     /// Check only this consumer, and with --rows compare only its rows.
     #[arg(long, value_name = "NAME")]
     consumer: Option<String>,
@@ -56,6 +59,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<ExitCode> {
         rows: args.rows.then_some(RowRange {
             from: args.from,
             to: args.to,
+            other_programs: args.other_transform,
         }),
         consumer: args.consumer,
     };

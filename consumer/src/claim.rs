@@ -4,7 +4,7 @@ use crate::error::ConsumeError;
 use crate::metrics::Metrics;
 use crate::reading::read_patiently;
 use millpond_manifest::cas::{self, Snapshot};
-use millpond_manifest::cursor::UniqueSettings;
+use millpond_manifest::cursor::{Programs, UniqueSettings};
 use millpond_manifest::{BatchingPolicy, Buffer, Cursor, Fingerprint, SinkTable, layout};
 use millpond_runtime::{Environment, Readiness};
 use millpond_storage::Store;
@@ -37,6 +37,8 @@ pub(crate) struct Claim {
     pub(crate) tables: Vec<SinkTable>,
     /// Whether other consumers may write to them, too.
     pub(crate) share_tables: bool,
+    /// The programs of the sink.
+    pub(crate) programs: Programs,
     /// The certificate that this process presents to the leader.
     pub(crate) certificate: Option<Fingerprint>,
     pub(crate) environment: Arc<dyn Environment>,

@@ -44,7 +44,7 @@ pub use config::{Config, Start};
 pub use error::ConsumeError;
 pub use leaders::{LeaderConnection, Leaders, WatchError, WatchedLeader, Watching};
 pub use millpond_manifest::SinkTable;
-pub use millpond_manifest::cursor::BatchingPolicy;
+pub use millpond_manifest::cursor::{BatchingPolicy, ProgramHash, Programs};
 pub use millpond_manifest::piece;
 pub use repair::{Repair, Tally};
 #[doc(hidden)]
@@ -354,6 +354,7 @@ impl Consumer {
             unique: self.config.unique_settings(),
             tables: self.sink.tables(),
             share_tables: self.config.share_tables,
+            programs: self.sink.programs(),
             certificate: self.watching.as_ref().map(|watching| watching.certificate),
             environment: self.environment.clone(),
             metrics: self.metrics.clone(),

@@ -8,6 +8,7 @@ use millpond_manifest::Cursor;
 use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opened, Opening};
 use millpond_runtime::{Backoff, Level};
+use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -118,6 +119,7 @@ impl Claim {
                 return Ok(Attempt::Removed);
             }
             opened.state.certificate = self.certificate;
+            opened.state.programs = Some(self.programs.clone());
             let next = opened.state.clone().stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
@@ -136,6 +138,7 @@ impl Claim {
             if let Some(durable) = durable {
                 self.readiness.goes_on(&self.what());
                 self.announce(&durable.state, &opened);
+                self.announce_programs(&cursor, &opened);
                 return Ok(Attempt::Opened(Box::new(Owned {
                     durable,
                     in_doubt: opened.in_doubt,
@@ -173,6 +176,34 @@ impl Claim {
                 "the settings of --unique differ from those pinned in the cursor ({:?}); the pinned ones stay in force until all \
                  planned batches are written and the consumer is next stopped cleanly",
                 cursor.unique_settings()
+            );
+        }
+    }
+
+    /// Says that the programs are others than those of the last owner, if it entered them.
+    fn announce_programs(&self, before: &Cursor, opened: &Opened) {
+        let theirs = before.programs.iter().flatten();
+        let streams: BTreeSet<&str> = theirs
+            .chain(&self.programs)
+            .map(|(stream, _)| stream.as_str())
+            .filter(|stream| before.other_program(stream, &self.programs).is_some())
+            .collect();
+        if streams.is_empty() {
+            return;
+        }
+        let streams = streams.into_iter().collect::<Vec<_>>().join(", ");
+        let (shard, consumer) = (self.shard, &self.consumer);
+        if opened.in_doubt && opened.state.plans() > 0 {
+            warn!(
+                shard,
+                consumer,
+                "the programs of {streams} have changed (--transform), and the last owner may have sent batches in part: their other rows \
+                 come from the new programs"
+            );
+        } else {
+            info!(
+                shard,
+                consumer, "the programs of {streams} have changed (--transform)"
             );
         }
     }

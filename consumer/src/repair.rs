@@ -6,7 +6,7 @@ use crate::claim::Claim;
 use crate::error::ConsumeError;
 use crate::reading::read_patiently;
 use crate::streams::StreamPattern;
-use millpond_manifest::cursor::{Ownership, Seen, Skip};
+use millpond_manifest::cursor::{OtherProgram, Ownership, Seen, Skip};
 use millpond_manifest::{Cursor, Manifest, layout};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Repair {
     /// The sequences by shard, both ends inclusive.
     pub ranges: BTreeMap<u32, RangeInclusive<u64>>,
+    /// Make rows by the sink's programs even if the consumer has others.
+    pub other_programs: bool,
 }
 
 /// Counts the rows that a repair found and inserted, during and after the run. Counts this process alone.
@@ -118,14 +120,15 @@ impl Origin {
 }
 
 impl Claim {
-    /// Checks that the consumer has acknowledged a range and that the log has it. The repair checks before it opens its
-    /// cursor, and again afterwards: from then on the garbage collector keeps the range, and a reset of the consumer
-    /// ends the repair.
+    /// Checks that the consumer has acknowledged a range, that the log has it, and that the consumer has the sink's programs, unless
+    /// `other_programs` says that others are meant. The repair checks before it opens its cursor, and again afterwards: from then
+    /// on the garbage collector keeps the range, and a reset of the consumer ends the repair.
     pub(crate) async fn origin(
         &self,
         range: &RangeInclusive<u64>,
         log: Option<&Manifest>,
         takes: impl Fn(&str) -> bool,
+        other_programs: bool,
     ) -> Result<Origin, ConsumeError> {
         let (from, to) = (*range.start(), *range.end());
         let (first, next) = log.map_or((0, 0), |log| (log.first_sequence, log.next_sequence));
@@ -147,6 +150,17 @@ impl Claim {
             if acknowledged <= to {
                 return Err(self.unrepairable(format!(
                     "the consumer has acknowledged {} only below sequence {acknowledged}, and sends the rest itself",
+                    stream.name
+                )));
+            }
+            let other = consumer.other_program(&stream.name, &self.programs);
+            if let Some(other) = other.filter(|_| !other_programs) {
+                let advice = match other {
+                    OtherProgram::Another | OtherProgram::Missing => "give the consumer's --transform",
+                    OtherProgram::Added => "leave the program out of --transform",
+                };
+                return Err(self.unrepairable(format!(
+                    "stream {}: {other}: {advice}, or add --other-transform to go on all the same",
                     stream.name
                 )));
             }

@@ -5,6 +5,7 @@ use crate::rounds::{self, Attempts, Failed, Unleased};
 use crate::sink::{Batch, BatchId, Cut, Part, Sink, SinkError};
 use crate::unique::Dropped;
 use millpond_manifest::cas::{self, ReadError, Snapshot};
+use millpond_manifest::cursor::OtherProgram;
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::{BatchingPolicy, Buffer, Cursor, DeadLetter, layout};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, Limits};
@@ -59,6 +60,11 @@ pub enum ReplayError {
          `millpond consumer remove {0}`"
     )]
     Repaired(String),
+    /// The row would be the event as it came, or an event that the consumer drops.
+    #[error(
+        "its consumer has a program for stream {0}, and none is given: give the consumer's --transform, or one with a corrected program"
+    )]
+    NoProgram(String),
     /// The sink cannot build rows from the message.
     #[error("it cannot be read: {0}")]
     Unreadable(String),
@@ -82,10 +88,14 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
         });
     }
     let cursor = cas::read::<Cursor>(store, &layout::cursor(letter.shard, &letter.consumer)).await?;
-    if cursor.is_some_and(|cursor| {
-        !cursor.state.is_removed() && cursor.state.next(&letter.stream) <= letter.sequence
-    }) {
-        return Err(ReplayError::NotAcknowledged(letter.sequence));
+    if let Some(consumer) = cursor.map(|cursor| cursor.state) {
+        if !consumer.is_removed() && consumer.next(&letter.stream) <= letter.sequence {
+            return Err(ReplayError::NotAcknowledged(letter.sequence));
+        }
+        // Another program is fine: the letter may be there because the consumer's fails on its event.
+        if consumer.other_program(&letter.stream, &sink.programs()) == Some(OtherProgram::Missing) {
+            return Err(ReplayError::NoProgram(letter.stream));
+        }
     }
     if let Some(repair) = repair_of(store, &letter).await? {
         return Err(ReplayError::Repaired(repair));

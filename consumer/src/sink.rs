@@ -5,7 +5,7 @@ use crate::unique::{Dropped, PartKeys};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_manifest::SinkTable;
-use millpond_manifest::cursor::BatchingPolicy;
+use millpond_manifest::cursor::{BatchingPolicy, Programs};
 use millpond_segment::{Decompressor, Encoding, Limits, blocks};
 use std::any::Any;
 use std::fmt;
@@ -416,6 +416,12 @@ pub trait Sink: Send + Sync + 'static {
     /// tables. Empty: it cannot.
     fn tables(&self) -> Vec<SinkTable> {
         Vec::new()
+    }
+
+    /// The programs by which it makes rows of events, by stream. With another program, the same event may have another row or none. Owners
+    /// enter them into their cursors, so that a repair with other programs is noticed.
+    fn programs(&self) -> Programs {
+        Programs::new()
     }
 
     /// Writes the rows of a chunk: one request, in one block, under one token. A success means that the sink knows the

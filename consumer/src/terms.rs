@@ -254,6 +254,9 @@ impl Shard {
             let mut streams = log.into_iter().flat_map(|log| &log.streams);
             streams.any(|stream| stream.name == name && self.worker.takes(name, stream.encoding))
         };
-        self.claim.origin(range, log, takes).await.map(Some)
+        let repair = self.config.repair.as_ref();
+        let other_programs = repair.is_some_and(|repair| repair.other_programs);
+        let origin = self.claim.origin(range, log, takes, other_programs).await?;
+        Ok(Some(origin))
     }
 }

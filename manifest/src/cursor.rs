@@ -2,6 +2,7 @@
 //! reads a clock or touches a store, and refuses every step that would break invariants 3 to 5 of the protocol.
 
 mod codec;
+mod programs;
 mod refused;
 mod seen;
 pub(crate) mod tables;
@@ -16,6 +17,7 @@ use thiserror::Error;
 use uuid::Uuid;
 
 pub use crate::plan::{BatchingPolicy, Plan};
+pub use programs::{OtherProgram, ProgramHash, Programs};
 pub use refused::{PIECES_MAX, Refused};
 pub use seen::Seen;
 pub use unique::{Deduplication, NO_UNIQUE, UniqueSettings};
@@ -133,6 +135,8 @@ pub struct Cursor {
     /// The newest segment of the log that an owner has seen in the store. A log with another one in its place is not the one that the
     /// consumer has read. `None`: unknown.
     pub seen: Option<Seen>,
+    /// The programs of the newest owner's sink. `None`: unknown.
+    pub programs: Option<Programs>,
 }
 
 /// A request to open a cursor.
@@ -214,6 +218,7 @@ impl Cursor {
             certificate: None,
             unique: BTreeMap::new(),
             seen: None,
+            programs: None,
         }
     }
 
@@ -294,7 +299,7 @@ impl Cursor {
         batch.low < self.sent_below
     }
 
-    /// Takes the cursor with a new epoch and owner, who may then enter its certificate. The configured policy comes into force only if the cursor
+    /// Takes the cursor with a new epoch and owner, who then enters its certificate and its programs. The configured policy comes into force only if the cursor
     /// [is clean](Self::is_clean).
     pub fn open(&self, opening: &Opening<'_>) -> Result<Opened, HeldByAnother> {
         let &Opening {
@@ -328,6 +333,7 @@ impl Cursor {
         };
         state.waiting_for.clear();
         state.certificate = None;
+        state.programs = None;
         // A fenced owner may still send what it planned ahead of the log, in chunks of the pinned policy.
         if self.is_clean() {
             state.policy = policy.clone();
@@ -488,6 +494,7 @@ impl Cursor {
             waiting_for: Vec::new(),
             tables: SinkTables::default(),
             seen: None,
+            programs: None,
             ..self.next_generation()
         };
         tombstone.end_unique();

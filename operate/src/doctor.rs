@@ -51,6 +51,8 @@ pub struct RowRange {
     pub from: Option<u64>,
     /// The last sequence; `None` for the last that the consumer has acknowledged.
     pub to: Option<u64>,
+    /// Compare with rows by the programs of these settings even if the consumer has others.
+    pub other_programs: bool,
 }
 
 /// All findings.

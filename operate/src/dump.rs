@@ -9,6 +9,7 @@ use millpond_segment::Limits;
 use millpond_storage::Store;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// A shard's log and the cursors of its consumers.
 #[derive(Debug)]
@@ -94,9 +95,15 @@ fn cursor_json(log: &Log, cursor: &Cursor) -> Value {
             json!({ "stream": stream.name, "next": next, "planned": planned, "records_behind": waiting })
         })
         .collect();
+    let programs = cursor.programs.as_ref().map(|programs| {
+        let hashes = programs
+            .iter()
+            .map(|(stream, hash)| (stream.clone(), hash.to_string()));
+        hashes.collect::<BTreeMap<_, _>>()
+    });
     json!({
         "consumer": cursor.consumer, "epoch": cursor.epoch, "ownership": ownership, "owner": owner,
-        "lease_expires_at_ms": lease, "policy": cursor.policy, "streams": streams,
+        "lease_expires_at_ms": lease, "policy": cursor.policy, "streams": streams, "programs": programs,
     })
 }
 

@@ -214,6 +214,27 @@ async fn a_letter_is_replayed_once_however_often_it_is_tried() {
     assert!(log.dead_letters().await.is_empty());
 }
 
+/// The row would be the event as it came, or an event that the program drops.
+#[tokio::test]
+async fn a_letter_of_a_stream_with_a_program_is_not_replayed_without_one() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[3]).await;
+    let table = Table::open("table");
+    table.program(STREAM, Some(1));
+    let key = letter_of(&log, &table, 1).await;
+    table.program(STREAM, None);
+    let bare = replay(&log.store, &sink(&table), &key).await.unwrap_err();
+    assert!(
+        matches!(bare, ReplayError::NoProgram(ref stream) if stream == STREAM),
+        "{bare}"
+    );
+    assert_eq!(log.dead_letters().await.len(), 1);
+    // A corrected one is the point of a replay.
+    table.program(STREAM, Some(2));
+    assert_eq!(replay(&log.store, &sink(&table), &key).await.unwrap(), 1);
+    assert_eq!(table.rows(), log.rows());
+}
+
 /// The consumer may send the row itself, after a reset.
 #[tokio::test]
 async fn a_letter_is_not_replayed_before_its_batch_is_acknowledged() {
@@ -247,6 +268,7 @@ async fn a_letter_is_not_replayed_beside_a_repair_that_may_send_its_row() {
     let repair = Config {
         repair: Some(Repair {
             ranges: [(0, 0..=2)].into(),
+            other_programs: false,
         }),
         ..config("repair")
     };

@@ -13,6 +13,7 @@ mod in_flight;
 mod late_parts;
 mod lease;
 mod pages;
+mod programs;
 mod recognition;
 mod repair;
 mod resting;

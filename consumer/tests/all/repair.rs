@@ -5,7 +5,7 @@ use crate::support::{
 };
 use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::schedule::{Mode, Room, Schedule};
-use millpond_consumer::{BatchingPolicy, Config, ConsumeError, Consumer, Repair, Tally};
+use millpond_consumer::{BatchingPolicy, Config, ConsumeError, Consumer, Programs, Repair, Tally};
 use millpond_manifest::cursor::Ownership;
 use millpond_manifest::{Cursor, Manifest, layout};
 use millpond_storage::Store;
@@ -24,6 +24,7 @@ fn repair_of(instance: &str, range: RangeInclusive<u64>) -> Config {
     Config {
         repair: Some(Repair {
             ranges: BTreeMap::from([(0, range)]),
+            other_programs: false,
         }),
         ..config(instance)
     }
@@ -68,9 +69,15 @@ async fn refused(log: &Log, config: Config, table: &Arc<Table>) -> String {
 
 /// Creates a log that a consumer has read to its end.
 async fn read(sizes: &[u64]) -> (Log, Arc<Table>) {
+    read_by(None, sizes).await
+}
+
+/// Creates a log that a consumer with this program has read to its end.
+async fn read_by(program: Option<u8>, sizes: &[u64]) -> (Log, Arc<Table>) {
     let mut log = Log::new(Store::memory()).await;
     log.commit(sizes).await;
     let table = Table::open("table");
+    table.program(STREAM, program);
     let consumer = start(&log.store, config("a"), &table);
     acknowledged(&log, sizes.len() as u64).await;
     consumer.stop().await.unwrap();
@@ -98,6 +105,85 @@ async fn a_repair_of_tables_that_the_consumer_does_not_write_to_is_refused() {
     one.identify(&["one", "another replica"]);
     let done = repair(&log, repair_of("b", 0..=0), &one).await.unwrap();
     assert_eq!(done, [3, 0, 0, 1]);
+}
+
+/// Rows that the consumer's program drops or changes would be stored as they are.
+#[tokio::test]
+async fn a_repair_with_other_programs_than_the_consumers_is_refused() {
+    for (theirs, ours, words) in [
+        (Some(1), Some(2), "the consumer has another program for it"),
+        (
+            Some(1),
+            None,
+            "the consumer has a program for it, and none is given",
+        ),
+        (
+            None,
+            Some(2),
+            "the consumer has no program for it, and one is given",
+        ),
+    ] {
+        let (log, table) = read_by(theirs, &[3]).await;
+        table.delete(1);
+        table.program(STREAM, ours);
+        // It has a program for a stream that is not there.
+        table.program(OTHER, Some(3));
+        let error = refused(&log, repair_of("r", 0..=0), &table).await;
+        assert!(
+            error.contains(words)
+                && error.contains("stream events.test: ")
+                && error.contains("--other-transform"),
+            "{error}"
+        );
+        assert_eq!(log.cursor(REPAIR).await, None, "a refusal leaves no cursor");
+        assert_eq!(table.rows().len(), 2);
+        let mut meant = repair_of("r", 0..=0);
+        meant.repair.as_mut().unwrap().other_programs = true;
+        assert_eq!(repair(&log, meant, &table).await.unwrap(), [2, 1, 0, 1]);
+
+        table.delete(1);
+        table.program(STREAM, theirs);
+        let done = repair(&log, repair_of("r", 0..=0), &table).await.unwrap();
+        assert_eq!(done, [2, 1, 0, 1], "the consumer's own");
+    }
+}
+
+/// An older program wrote its cursor.
+#[tokio::test]
+async fn a_repair_of_a_consumer_with_unknown_programs_goes_on() {
+    let (log, table) = read_by(Some(1), &[3]).await;
+    log.change_cursor("default", |cursor| Cursor {
+        programs: None,
+        ..cursor.clone()
+    })
+    .await;
+    table.delete(1);
+    table.program(STREAM, None);
+    let done = repair(&log, repair_of("r", 0..=0), &table).await.unwrap();
+    assert_eq!(done, [2, 1, 0, 1]);
+}
+
+/// The consumer starts with another program while the repair opens its cursor.
+#[tokio::test]
+async fn a_repair_compares_programs_again_after_its_opening() {
+    let (log, table) = read_by(Some(1), &[3]).await;
+    table.delete(1);
+    let (store, network) = log.store.behind(Faults::default());
+    let checks_before = network.hold(On::Get, "manifest");
+    let mut checks_as_owner = network.hold(On::Get, "manifest");
+    checks_before.release();
+    let (running, _) = begin(&store, repair_of("r", 0..=0), &table);
+    checks_as_owner.arrived().await;
+    log.change_cursor("default", |cursor| Cursor {
+        programs: Some(Programs::new()),
+        ..cursor.clone()
+    })
+    .await;
+    checks_as_owner.release();
+    let error = running.task.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("has no program for it"), "{error}");
+    assert!(log.cursor(REPAIR).await.unwrap().is_removed());
+    assert_eq!(table.rows().len(), 2);
 }
 
 /// The rows of the range are those of other records: none would be missing.

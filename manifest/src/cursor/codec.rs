@@ -1,5 +1,6 @@
 //! The bytes of a cursor, and the rules that a decoded cursor must keep.
 
+use super::programs::{PROGRAMS_MAX, ProgramHash, Programs};
 use super::tables::{IDENTITIES_MAX, SinkTable, SinkTables, TABLES_MAX, TableClaim};
 use super::unique::Deduplication;
 use super::{
@@ -86,6 +87,11 @@ impl Object for Cursor {
             path: &[24, 2, 1],
             max: 8 * STREAMS_MAX,
         },
+        Count {
+            of: "programs",
+            path: &[26, 1],
+            max: PROGRAMS_MAX,
+        },
     ];
 
     fn encode(&self) -> Bytes {
@@ -113,6 +119,7 @@ impl Object for Cursor {
             certificate,
             unique,
             seen,
+            programs,
         } = self;
         let (kind, owner, lease_expires_at_ms) = match ownership {
             Ownership::Released => (proto::Ownership::Released, String::new(), 0),
@@ -158,6 +165,7 @@ impl Object for Cursor {
                 certificate: Fingerprint::encode(*certificate),
                 unique: unique.iter().map(encode_unique).collect(),
                 seen: seen.map(encode_seen),
+                programs: programs.as_ref().map(encode_programs),
             },
         )
     }
@@ -226,6 +234,7 @@ impl Object for Cursor {
             certificate: Fingerprint::decode(Self::NAME, "certificate", &c.certificate)?,
             unique: unique.map_err(content)?,
             seen: c.seen.as_ref().map(decode_seen).transpose()?,
+            programs: c.programs.map(decode_programs).transpose()?,
         };
         cursor.check().map_err(content)?;
         Ok(cursor)
@@ -243,7 +252,8 @@ impl Cursor {
         layout::check_consumer_name(&self.consumer).map_err(|error| error.to_string())?;
         let skipped = self.skipped.iter().map(|skip| &skip.stream);
         let refused = self.refused.iter().map(|refused| &refused.stream);
-        for stream in self.streams.keys().chain(skipped).chain(refused) {
+        let programs = self.programs.iter().flat_map(Programs::keys);
+        for stream in self.streams.keys().chain(skipped).chain(refused).chain(programs) {
             millpond_segment::check_stream_name(stream).map_err(|error| error.to_string())?;
         }
         // Each opening and each reset takes the next value.
@@ -286,6 +296,30 @@ fn decode_seen(seen: &proto::Seen) -> Result<Seen, FormatError> {
         sequence: *sequence,
         segment: Ulid::from_bytes(envelope::sixteen(CURSOR, "segment", segment)?),
     })
+}
+
+fn encode_programs(programs: &Programs) -> proto::Programs {
+    let programs = programs.iter().map(|(stream, hash)| proto::Program {
+        stream: stream.clone(),
+        hash: hash.0.to_vec(),
+    });
+    proto::Programs {
+        programs: programs.collect(),
+    }
+}
+
+fn decode_programs(programs: proto::Programs) -> Result<Programs, FormatError> {
+    let programs = programs
+        .programs
+        .into_iter()
+        .map(|proto::Program { stream, hash }| {
+            let hash = hash.as_slice().try_into().map_err(|_| FormatError::Content {
+                object: CURSOR,
+                reason: format!("the hash of a program has {} bytes, not 32", hash.len()),
+            })?;
+            Ok((stream, ProgramHash(hash)))
+        });
+    programs.collect()
 }
 
 fn encode_unique((stream, of): (&String, &Deduplication)) -> proto::Deduplication {

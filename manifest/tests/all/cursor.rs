@@ -2,7 +2,9 @@
 //! acknowledgements.
 
 use millpond_manifest::cas::Object;
-use millpond_manifest::cursor::{NO_UNIQUE, Opening, Ownership, PIECES_MAX, Plan, SENT_UNKNOWN, Skip};
+use millpond_manifest::cursor::{
+    NO_UNIQUE, Opening, OtherProgram, Ownership, PIECES_MAX, Plan, ProgramHash, Programs, SENT_UNKNOWN, Skip,
+};
 use millpond_manifest::piece;
 use millpond_manifest::plan::{Candidate, PlanStatus, Size, candidates};
 use millpond_manifest::{BatchingPolicy, Cursor, Fingerprint, SinkTable, SinkTables, TableClaim};
@@ -386,11 +388,81 @@ fn the_golden_cursor_of_an_owner_that_watches_is_read_and_written_alike() {
     assert_eq!(golden_watching().encode(), bytes);
 }
 
+/// The golden cursor of a sink with programs.
+fn golden_programs() -> Cursor {
+    Cursor {
+        programs: Some(Programs::from([
+            ("events.order".into(), ProgramHash([0xa5; 32])),
+            ("events.signup".into(), ProgramHash([0x5a; 32])),
+        ])),
+        ..golden()
+    }
+}
+
+const GOLDEN_PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/cursor-programs-v1");
+
+#[test]
+fn the_golden_cursor_of_a_sink_with_programs_is_read_and_written_alike() {
+    let bytes = std::fs::read(GOLDEN_PROGRAMS).expect("the golden file is in the repository");
+    assert_eq!(Cursor::decode(&bytes).unwrap(), golden_programs());
+    assert_eq!(golden_programs().encode(), bytes);
+}
+
+/// A sink without programs is not one of an older program, which says nothing about them.
+#[test]
+fn no_programs_are_told_from_unknown_ones() {
+    for programs in [None, Some(Programs::new())] {
+        let cursor = Cursor { programs, ..golden() };
+        assert_eq!(Cursor::decode(&cursor.encode()).unwrap(), cursor);
+    }
+    let named = |stream: &str| Cursor {
+        programs: Some(Programs::from([(stream.to_owned(), ProgramHash([1; 32]))])),
+        ..golden()
+    };
+    assert_eq!(named("events.order").check(), Ok(()));
+    assert!(named("../x").check().is_err());
+}
+
+#[test]
+fn programs_are_those_of_the_owner_alone() {
+    let opened = golden_programs().open(&opening("host-2", 1_800_000_000_000, &policy()));
+    assert_eq!(opened.unwrap().state.programs, None, "it enters its own");
+    assert_eq!(golden_programs().remove().programs, None);
+    let mut released = golden_programs();
+    released.release(u64::MAX);
+    assert_eq!(released.programs, golden_programs().programs);
+    assert_eq!(golden_programs().reset(0).programs, golden_programs().programs);
+}
+
+#[test]
+fn another_program_is_told_by_its_stream() {
+    let ours = Programs::from([
+        ("events.order".into(), ProgramHash([0xa5; 32])),
+        ("events.signup".into(), ProgramHash([1; 32])),
+        ("events.new".into(), ProgramHash([0xa5; 32])),
+    ]);
+    for (stream, ours, expected) in [
+        ("events.order", &ours, None),
+        ("events.signup", &ours, Some(OtherProgram::Another)),
+        ("events.new", &ours, Some(OtherProgram::Added)),
+        ("events.order", &Programs::new(), Some(OtherProgram::Missing)),
+        ("otlp.logs", &ours, None),
+    ] {
+        assert_eq!(
+            golden_programs().other_program(stream, ours),
+            expected,
+            "{stream}"
+        );
+        assert_eq!(golden().other_program(stream, ours), None, "nobody knows");
+    }
+}
+
 #[test]
 #[ignore = "writes the golden files"]
 fn write_golden() {
     std::fs::write(GOLDEN, golden().encode()).unwrap();
     std::fs::write(GOLDEN_WATCHING, golden_watching().encode()).unwrap();
+    std::fs::write(GOLDEN_PROGRAMS, golden_programs().encode()).unwrap();
 }
 
 #[test]

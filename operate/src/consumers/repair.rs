@@ -31,6 +31,8 @@ pub struct Options {
     pub streams: Vec<StreamPattern>,
     /// The consumer's tables.
     pub tables: Config,
+    /// Make rows by the programs of `tables` even if the consumer has others.
+    pub other_programs: bool,
 }
 
 /// The result of a repair.
@@ -87,7 +89,10 @@ pub async fn repair(
             SystemEnvironment.random_u32()
         ),
         streams,
-        repair: Some(Repair { ranges }),
+        repair: Some(Repair {
+            ranges,
+            other_programs: options.other_programs,
+        }),
         ..millpond_consumer::Config::default()
     };
     let consumer = Consumer::new(store, config, Arc::new(sink), &mut Registry::default())?;

@@ -62,7 +62,7 @@ pub(super) async fn look(
     only: Option<&str>,
     report: &mut Report,
 ) -> anyhow::Result<Vec<Compared>> {
-    let mut all = Vec::new();
+    let (mut all, mut passed_over) = (Vec::new(), false);
     if tables.columns == Columns::None {
         report.error(
             "with --columns none the tables do not keep the identities of rows: they cannot be compared with the buffer",
@@ -84,7 +84,7 @@ pub(super) async fn look(
             return Ok(all);
         }
     };
-    let buffer = buffer(store).await?;
+    let (buffer, programs) = (buffer(store).await?, sink.programs());
     for shard in 0..buffer.shards {
         let Some(log) = read_log(store, shard).await? else {
             continue;
@@ -102,6 +102,7 @@ pub(super) async fn look(
                     ),
                     "give the consumer's table settings",
                 );
+                passed_over = true;
                 continue;
             }
             let look = Look {
@@ -112,6 +113,18 @@ pub(super) async fn look(
                 cursor: &cursor,
             };
             for (stream, position) in &cursor.streams {
+                let other = cursor.other_program(stream, &programs);
+                if let Some(other) = other.filter(|_| !range.other_programs && look.taken(stream).is_some()) {
+                    report.warning(
+                        format!(
+                            "consumer {} in shard {shard:04}: rows of {stream} are not compared: {other}",
+                            cursor.consumer
+                        ),
+                        "give the consumer's --transform; where an earlier one made the rows, give that with --other-transform, --from and --to",
+                    );
+                    passed_over = true;
+                    continue;
+                }
                 if let Some(compared) = look.stream(stream, position.next, range, report).await? {
                     compared.tell(report);
                     all.push(compared);
@@ -119,7 +132,7 @@ pub(super) async fn look(
             }
         }
     }
-    if all.is_empty() {
+    if all.is_empty() && !passed_over {
         report.warning(
             "no rows were compared: no consumer has acknowledged anything in that range that the buffer still holds",
             "`millpond consumer list` shows the acknowledged positions, `millpond status` the content of the buffer",
@@ -138,6 +151,13 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
+    /// The stream's place in the log, if the sink takes it.
+    fn taken(&self, stream: &str) -> Option<u32> {
+        let index = self.log.stream_index(stream)?;
+        let encoding = self.log.streams[index as usize].encoding;
+        self.sink.accepts(stream, encoding).then_some(index)
+    }
+
     async fn stream(
         &self,
         stream: &str,
@@ -146,12 +166,9 @@ impl Look<'_> {
         report: &mut Report,
     ) -> anyhow::Result<Option<Compared>> {
         let (log, consumer) = (self.log, &self.cursor.consumer);
-        let Some(index) = log.stream_index(stream) else {
+        let Some(index) = self.taken(stream) else {
             return Ok(None);
         };
-        if !self.sink.accepts(stream, log.streams[index as usize].encoding) {
-            return Ok(None);
-        }
         let id = id(self.buffer, log.shard, stream, consumer);
         let source = id.source();
         let wanted = range.from.unwrap_or(0).max(log.first_sequence);

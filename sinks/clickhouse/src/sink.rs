@@ -14,8 +14,8 @@ use crate::schema::{self, Table};
 use crate::sorting::Sorting;
 use async_trait::async_trait;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Cut, Opened, PartKeys, Presence, Record, RowId, Settled, Sink,
-    SinkError, SinkTable,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, Opened, PartKeys, Presence, Programs, Record, RowId, Settled,
+    Sink, SinkError, SinkTable,
 };
 use millpond_otlp::Signal;
 use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
@@ -248,6 +248,15 @@ impl Sink for ClickHouse {
     /// As the address in use had them at the start.
     fn tables(&self) -> Vec<SinkTable> {
         self.tables.clone()
+    }
+
+    fn programs(&self) -> Programs {
+        let events = self.config.event_tables.iter();
+        let programs = events.filter_map(|events| {
+            let transform = events.transform.as_ref()?;
+            Some((events.stream.clone(), transform.hash()))
+        });
+        programs.collect()
     }
 
     fn accepts(&self, stream: &str, encoding: Encoding) -> bool {

@@ -19,8 +19,10 @@ mod walk;
 use crate::events::rows;
 #[cfg(not(feature = "transform"))]
 use absent::{Program, Runner};
+use millpond_consumer::ProgramHash;
 #[cfg(feature = "transform")]
 use program::{Program, Runner};
+use sha2::{Digest as _, Sha256};
 use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -81,6 +83,15 @@ impl Transform {
     pub fn with_event_bytes_max(mut self, bytes: usize) -> Transform {
         self.event_bytes_max = bytes;
         self
+    }
+
+    /// Identifies the program by its text and its limit, wherever it is from.
+    pub fn hash(&self) -> ProgramHash {
+        let limit = u64::try_from(self.event_bytes_max).unwrap_or(u64::MAX);
+        let hash = Sha256::new()
+            .chain_update(limit.to_le_bytes())
+            .chain_update(self.source.as_bytes());
+        ProgramHash(hash.finalize().into())
     }
 
     /// Starts to run the program over events.

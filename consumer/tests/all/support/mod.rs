@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, KeyHasher, KeyValue,
-    PartKeys, Presence, Received, Record, RowId, RowKey, Settled, Sink, SinkError, SinkTable,
+    PartKeys, Presence, ProgramHash, Programs, Received, Record, RowId, RowKey, Settled, Sink, SinkError,
+    SinkTable,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -309,6 +310,8 @@ struct State {
     asked: Vec<(RowId, usize)>,
     /// As in [`millpond_manifest::SinkTable`].
     identities: Vec<String>,
+    /// As in [`Sink::programs`].
+    programs: Programs,
 }
 
 impl Table {
@@ -333,6 +336,15 @@ impl Table {
     /// From now on it can be told from other tables by these.
     pub fn identify(&self, identities: &[&str]) {
         self.state.lock().unwrap().identities = identities.iter().map(|id| (*id).to_owned()).collect();
+    }
+
+    /// From now on it makes the rows of a stream by this program, or by none. The rows stay the same.
+    pub fn program(&self, stream: &str, program: Option<u8>) {
+        let programs = &mut self.state.lock().unwrap().programs;
+        match program {
+            Some(program) => programs.insert(stream.to_owned(), ProgramHash([program; 32])),
+            None => programs.remove(stream),
+        };
     }
 
     pub fn let_through(&self, writes: usize) {
@@ -508,6 +520,10 @@ impl Sink for Table {
             true => Vec::new(),
             false => vec![SinkTable::new(&self.name, identities)],
         }
+    }
+
+    fn programs(&self) -> Programs {
+        self.state.lock().unwrap().programs.clone()
     }
 
     fn accepts(&self, stream: &str, _: Encoding) -> bool {

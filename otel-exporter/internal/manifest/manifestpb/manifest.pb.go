@@ -1803,6 +1803,7 @@ type Cursor struct {
 	Certificate      []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"` // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
 	Unique           []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`           // streams whose repeated events are dropped; a cursor with any has format version 2
 	Seen             *Seen                  `protobuf:"bytes,25,opt,name=seen,proto3" json:"seen,omitempty"`               // the newest segment of the log that an owner has seen in the store; absent: unknown
+	Programs         *Programs              `protobuf:"bytes,26,opt,name=programs,proto3" json:"programs,omitempty"`       // of the newest owner's sink; absent: unknown
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2012,6 +2013,13 @@ func (x *Cursor) GetSeen() *Seen {
 	return nil
 }
 
+func (x *Cursor) GetPrograms() *Programs {
+	if x != nil {
+		return x.Programs
+	}
+	return nil
+}
+
 // A segment and its place in the log.
 type Seen struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2065,6 +2073,103 @@ func (x *Seen) GetSegment() []byte {
 	return nil
 }
 
+// The programs by which a sink makes rows of events. A stream that is not there has none.
+type Programs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Programs      []*Program             `protobuf:"bytes,1,rep,name=programs,proto3" json:"programs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Programs) Reset() {
+	*x = Programs{}
+	mi := &file_manifest_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Programs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Programs) ProtoMessage() {}
+
+func (x *Programs) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Programs.ProtoReflect.Descriptor instead.
+func (*Programs) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Programs) GetPrograms() []*Program {
+	if x != nil {
+		return x.Programs
+	}
+	return nil
+}
+
+type Program struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        string                 `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"` // SHA-256
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Program) Reset() {
+	*x = Program{}
+	mi := &file_manifest_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Program) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Program) ProtoMessage() {}
+
+func (x *Program) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Program.ProtoReflect.Descriptor instead.
+func (*Program) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Program) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *Program) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
 // How a consumer drops the repeated events of a stream.
 type Deduplication struct {
 	state            protoimpl.MessageState `protogen:"open.v1"`
@@ -2080,7 +2185,7 @@ type Deduplication struct {
 
 func (x *Deduplication) Reset() {
 	*x = Deduplication{}
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2197,7 @@ func (x *Deduplication) String() string {
 func (*Deduplication) ProtoMessage() {}
 
 func (x *Deduplication) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2210,7 @@ func (x *Deduplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deduplication.ProtoReflect.Descriptor instead.
 func (*Deduplication) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{23}
+	return file_manifest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Deduplication) GetStream() string {
@@ -2160,7 +2265,7 @@ type UniqueSetting struct {
 
 func (x *UniqueSetting) Reset() {
 	*x = UniqueSetting{}
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2277,7 @@ func (x *UniqueSetting) String() string {
 func (*UniqueSetting) ProtoMessage() {}
 
 func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2290,7 @@ func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSetting.ProtoReflect.Descriptor instead.
 func (*UniqueSetting) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{24}
+	return file_manifest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UniqueSetting) GetKey() []string {
@@ -2212,7 +2317,7 @@ type UniqueReference struct {
 
 func (x *UniqueReference) Reset() {
 	*x = UniqueReference{}
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2224,7 +2329,7 @@ func (x *UniqueReference) String() string {
 func (*UniqueReference) ProtoMessage() {}
 
 func (x *UniqueReference) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2237,7 +2342,7 @@ func (x *UniqueReference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueReference.ProtoReflect.Descriptor instead.
 func (*UniqueReference) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{25}
+	return file_manifest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UniqueReference) GetNext() uint64 {
@@ -2275,7 +2380,7 @@ type UniqueSnapshot struct {
 
 func (x *UniqueSnapshot) Reset() {
 	*x = UniqueSnapshot{}
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2287,7 +2392,7 @@ func (x *UniqueSnapshot) String() string {
 func (*UniqueSnapshot) ProtoMessage() {}
 
 func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2300,7 +2405,7 @@ func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSnapshot.ProtoReflect.Descriptor instead.
 func (*UniqueSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{26}
+	return file_manifest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UniqueSnapshot) GetBufferId() []byte {
@@ -2398,7 +2503,7 @@ type EarlierSnapshot struct {
 
 func (x *EarlierSnapshot) Reset() {
 	*x = EarlierSnapshot{}
-	mi := &file_manifest_proto_msgTypes[27]
+	mi := &file_manifest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2410,7 +2515,7 @@ func (x *EarlierSnapshot) String() string {
 func (*EarlierSnapshot) ProtoMessage() {}
 
 func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[27]
+	mi := &file_manifest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2423,7 +2528,7 @@ func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EarlierSnapshot.ProtoReflect.Descriptor instead.
 func (*EarlierSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{27}
+	return file_manifest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EarlierSnapshot) GetReference() *UniqueReference {
@@ -2470,7 +2575,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[28]
+	mi := &file_manifest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2587,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[28]
+	mi := &file_manifest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2600,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{28}
+	return file_manifest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -2736,7 +2841,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
 	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
 	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
-	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xfb\x06\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xae\a\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -2767,10 +2872,16 @@ const file_manifest_proto_rawDesc = "" +
 	"\x06shards\x18\x16 \x01(\rR\x06shards\x12 \n" +
 	"\vcertificate\x18\x17 \x01(\fR\vcertificate\x122\n" +
 	"\x06unique\x18\x18 \x03(\v2\x1a.millpond.v1.DeduplicationR\x06unique\x12%\n" +
-	"\x04seen\x18\x19 \x01(\v2\x11.millpond.v1.SeenR\x04seen\"<\n" +
+	"\x04seen\x18\x19 \x01(\v2\x11.millpond.v1.SeenR\x04seen\x121\n" +
+	"\bprograms\x18\x1a \x01(\v2\x15.millpond.v1.ProgramsR\bprograms\"<\n" +
 	"\x04Seen\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
-	"\asegment\x18\x02 \x01(\fR\asegment\"\xfa\x01\n" +
+	"\asegment\x18\x02 \x01(\fR\asegment\"<\n" +
+	"\bPrograms\x120\n" +
+	"\bprograms\x18\x01 \x03(\v2\x14.millpond.v1.ProgramR\bprograms\"5\n" +
+	"\aProgram\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\"\xfa\x01\n" +
 	"\rDeduplication\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x124\n" +
 	"\asetting\x18\x02 \x01(\v2\x1a.millpond.v1.UniqueSettingR\asetting\x12\x14\n" +
@@ -2851,7 +2962,7 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),           // 0: millpond.v1.Encoding
 	(Ownership)(0),          // 1: millpond.v1.Ownership
@@ -2879,12 +2990,14 @@ var file_manifest_proto_goTypes = []any{
 	(*TableClaim)(nil),      // 23: millpond.v1.TableClaim
 	(*Cursor)(nil),          // 24: millpond.v1.Cursor
 	(*Seen)(nil),            // 25: millpond.v1.Seen
-	(*Deduplication)(nil),   // 26: millpond.v1.Deduplication
-	(*UniqueSetting)(nil),   // 27: millpond.v1.UniqueSetting
-	(*UniqueReference)(nil), // 28: millpond.v1.UniqueReference
-	(*UniqueSnapshot)(nil),  // 29: millpond.v1.UniqueSnapshot
-	(*EarlierSnapshot)(nil), // 30: millpond.v1.EarlierSnapshot
-	(*DeadLetter)(nil),      // 31: millpond.v1.DeadLetter
+	(*Programs)(nil),        // 26: millpond.v1.Programs
+	(*Program)(nil),         // 27: millpond.v1.Program
+	(*Deduplication)(nil),   // 28: millpond.v1.Deduplication
+	(*UniqueSetting)(nil),   // 29: millpond.v1.UniqueSetting
+	(*UniqueReference)(nil), // 30: millpond.v1.UniqueReference
+	(*UniqueSnapshot)(nil),  // 31: millpond.v1.UniqueSnapshot
+	(*EarlierSnapshot)(nil), // 32: millpond.v1.EarlierSnapshot
+	(*DeadLetter)(nil),      // 33: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
 	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
@@ -2909,20 +3022,22 @@ var file_manifest_proto_depIdxs = []int32{
 	19, // 19: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
 	20, // 20: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
 	22, // 21: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	26, // 22: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
+	28, // 22: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
 	25, // 23: millpond.v1.Cursor.seen:type_name -> millpond.v1.Seen
-	27, // 24: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
-	28, // 25: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
-	27, // 26: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
-	30, // 27: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
-	28, // 28: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
-	2,  // 29: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 30: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	26, // 24: millpond.v1.Cursor.programs:type_name -> millpond.v1.Programs
+	27, // 25: millpond.v1.Programs.programs:type_name -> millpond.v1.Program
+	29, // 26: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
+	30, // 27: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
+	29, // 28: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
+	32, // 29: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
+	30, // 30: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
+	2,  // 31: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 32: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -2936,7 +3051,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   29,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

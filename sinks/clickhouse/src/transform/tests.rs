@@ -27,6 +27,22 @@ fn failure(source: &str, event: &str) -> String {
     }
 }
 
+/// Cursors keep hashes from one release to the next.
+#[test]
+fn a_program_is_known_by_its_text_and_its_limit() {
+    let hash = compiled(".a = 1").hash();
+    let other_name = Transform::new("other.vrl", ".a = 1").unwrap().0;
+    assert_eq!(other_name.hash(), hash);
+    assert_ne!(compiled(".a = 2").hash(), hash);
+    assert_ne!(compiled(".a = 1").with_event_bytes_max(100).hash(), hash);
+    let same = compiled(".a = 1").with_event_bytes_max(262_144);
+    assert_eq!(same.hash(), hash);
+    assert_eq!(
+        hash.to_string(),
+        "1309620107976fbdb5f4dd7eb0769749ffd7a3302957fea268f9cfdfaa847651"
+    );
+}
+
 #[test]
 fn programs_rename_compute_and_remove() {
     for (source, event, expected) in [
