@@ -56,6 +56,14 @@ def test_bench_backlog(tmp_path):
         assert found["parts"] > 0
 
 
+def test_bench_telemetry(tmp_path):
+    run(BIN_DIR / "bench", "--only", "telemetry", "--short", "--results", tmp_path)
+    [file] = tmp_path.iterdir()
+    results = json.loads(file.read_text())
+    assert [found["points"]["min"] > 0 for found in results["telemetry"]] == [False, True, True, True]
+    assert results["telemetry"][3]["spans"]["min"] > 0
+
+
 def test_bench_growth():
     output = run(BIN_DIR / "growth", "--short").splitlines()
     lines = [json.loads(line) for line in output if line.startswith("{")]

@@ -49,7 +49,7 @@ impl KeyHasher {
 
 /// The key of a row. Packed: a third of the memory of a batch's keys would be gaps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(packed(8))]
+#[repr(Rust, packed(8))]
 pub struct RowKey {
     /// The number of the row's record in its part.
     pub record: u32,

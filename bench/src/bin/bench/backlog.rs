@@ -141,7 +141,7 @@ impl Waiting {
             .pop()
             .context("no free addresses")?;
         let buffer = buffer_of(directory.path());
-        let mut gateway = Gateway::start(0, addresses, settings, &buffer, directory.path())?;
+        let mut gateway = Gateway::start(0, addresses, settings, &[], &buffer, directory.path())?;
         gateway.ready().await?;
         let flags = [
             "--records".to_owned(),

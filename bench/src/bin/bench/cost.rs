@@ -44,12 +44,14 @@ pub(crate) struct Cost {
 }
 
 /// One repeat. Times are CPU-seconds per million records.
-struct Run {
+pub(crate) struct Run {
     bodies: String,
     seconds: f64,
     floor: Floor,
-    gateway: f64,
-    consumer: f64,
+    pub(crate) gateway: f64,
+    pub(crate) consumer: f64,
+    /// The spans and the metric points that they told of themselves.
+    pub(crate) told: [f64; 2],
     engine: f64,
     engine_merged: f64,
     load: f64,
@@ -98,7 +100,8 @@ pub(crate) async fn measure(bodies: Option<&Path>, records: u64, repeats: u32) -
         .collect())
 }
 
-async fn run(bodies: Option<&Path>, records: u64, settings: Settings) -> anyhow::Result<Run> {
+/// Sends and delivers the records once.
+pub(crate) async fn run(bodies: Option<&Path>, records: u64, settings: Settings) -> anyhow::Result<Run> {
     let stack = Stack::start(settings).await?;
     let gateway = &stack
         .gateways
@@ -139,6 +142,7 @@ async fn run(bodies: Option<&Path>, records: u64, settings: Settings) -> anyhow:
         engine: per_million(after[2], before[2]),
         engine_merged: per_million(merged, before[2]),
         load: per_million(load, 0.0),
+        told: stack.told().await?,
     };
     stack.stop().await?;
     Ok(run)

@@ -13,6 +13,7 @@ use crate::cost::Cost;
 use crate::gateways::{Gateways, Load};
 use crate::latency::Latency;
 use crate::memory::Memory;
+use crate::telemetry::Telemetry;
 
 /// Maximum ratio of the gateway's CPU time to zstd-1's.
 const GATEWAY_OVER_ZSTD1_MAX: f64 = 3.0;
@@ -73,6 +74,7 @@ pub(crate) struct Results {
     pub(crate) memory: Option<Memory>,
     pub(crate) gateways: Vec<Gateways>,
     pub(crate) backlog: Vec<Backlog>,
+    pub(crate) telemetry: Vec<Telemetry>,
     floors: Vec<Floor>,
 }
 
@@ -90,6 +92,7 @@ impl Results {
             memory: None,
             gateways: Vec::new(),
             backlog: Vec::new(),
+            telemetry: Vec::new(),
             floors: Vec::new(),
         }
     }
@@ -178,6 +181,7 @@ impl fmt::Display for Results {
             write!(f, "\n{gateways}")?;
         }
         self.show_backlog(f)?;
+        self.show_telemetry(f)?;
         writeln!(f, "\nEvery record arrived exactly once.")?;
         for floor in &self.floors {
             let verdict = if floor.held { "held  " } else { "MISSED" };
@@ -292,6 +296,29 @@ impl Results {
             )?;
             let (parts, memory) = (row.parts, row.consumer_memory >> 20);
             write!(f, "{parts:<26}{:<26}{memory}", row.throttled_inserts)?;
+        }
+        writeln!(f)
+    }
+
+    fn show_telemetry(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(first) = self.telemetry.first() else {
+            return Ok(());
+        };
+        writeln!(
+            f,
+            "\ntelemetry of Millpond itself, {} records: CPU-seconds per million, median (min..max)",
+            first.records
+        )?;
+        let columns = ["gateway", "consumer", "both, relative", "spans", "points"];
+        write!(f, "{:<26}", "pushed")?;
+        for column in columns {
+            write!(f, "{column:<26}")?;
+        }
+        for row in &self.telemetry {
+            write!(f, "\n{:<26}", row.pushed)?;
+            for figure in [row.gateway, row.consumer, row.relative, row.spans, row.points] {
+                write!(f, "{figure:<26}")?;
+            }
         }
         writeln!(f)
     }

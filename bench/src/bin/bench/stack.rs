@@ -31,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) slow_store: bool,
     /// Whether the gateways commit for each other.
     pub(crate) shared_commits: bool,
+    /// The share of segments whose traces gateways and consumer push, with their metrics once a second. `None`: they push nothing.
+    pub(crate) traces: Option<&'static str>,
 }
 
 impl Settings {
@@ -41,6 +43,7 @@ impl Settings {
         consumer: &[],
         slow_store: false,
         shared_commits: false,
+        traces: None,
     };
 
     /// The flags that make the store slow for the process with this number.
@@ -49,6 +52,23 @@ impl Settings {
             return Vec::new();
         }
         vec!["--simulate-s3-latency".to_owned(), (number + 1).to_string()]
+    }
+
+    /// The flags for what a process tells of itself.
+    fn telemetry(&self, receiver: Option<&Gateway>) -> Vec<String> {
+        let (Some(traces), Some(receiver)) = (self.traces, receiver) else {
+            return Vec::new();
+        };
+        let endpoint = format!("http://{}", receiver.otlp_http);
+        let flags = [
+            "--otlp-endpoint",
+            &endpoint,
+            "--otlp-interval",
+            "1s",
+            "--otlp-traces",
+            traces,
+        ];
+        flags.map(str::to_owned).to_vec()
     }
 }
 
@@ -59,6 +79,8 @@ pub(crate) struct Stack {
     pub(crate) engine: Process,
     pub(crate) clickhouse: SocketAddr,
     consumer_admin: SocketAddr,
+    /// Takes the telemetry of the others into a buffer that nobody reads.
+    receiver: Option<Gateway>,
     // Removed last.
     directory: TempDir,
 }
@@ -67,6 +89,7 @@ pub(crate) struct Stack {
 pub(crate) struct Gateway {
     pub(crate) process: Process,
     otlp: SocketAddr,
+    otlp_http: SocketAddr,
     admin: SocketAddr,
 }
 
@@ -95,23 +118,48 @@ impl Stack {
         let directory = directory()?;
         let path = directory.path();
         // All at once, so that no address is given to two processes.
-        let mut addresses = sets_of_free_addresses::<4>(settings.gateways + 1)?;
-        let Some([clickhouse, consumer_admin, ..]) = addresses.pop() else {
+        let mut addresses = sets_of_free_addresses::<4>(settings.gateways + 2)?;
+        let (Some([clickhouse, consumer_admin, ..]), Some(receiver)) = (addresses.pop(), addresses.pop())
+        else {
             bail!("no free addresses");
         };
+        let mut receiver = match settings.traces {
+            Some(_) => {
+                let buffer = format!("file://{}", path.join("telemetry").display());
+                let number = settings.gateways;
+                Some(Gateway::start(
+                    number,
+                    receiver,
+                    Settings::PLAIN,
+                    &[],
+                    &buffer,
+                    path,
+                )?)
+            }
+            None => None,
+        };
+        if let Some(receiver) = &mut receiver {
+            receiver.ready().await?;
+        }
+        let telemetry = settings.telemetry(receiver.as_ref());
 
         let engine = start_engine(clickhouse, path).await?;
         let buffer = format!("file://{}", path.join("buffer").display());
         let mut gateways = Vec::new();
         for (number, addresses) in addresses.into_iter().enumerate() {
-            gateways.push(Gateway::start(number, addresses, settings, &buffer, path)?);
+            gateways.push(Gateway::start(
+                number, addresses, settings, &telemetry, &buffer, path,
+            )?);
         }
         for gateway in &mut gateways {
             gateway.ready().await?;
         }
 
         let flags = settings.consumer.iter().map(|flag| (*flag).to_owned());
-        let flags: Vec<String> = flags.chain(settings.slow(settings.gateways)).collect();
+        let flags: Vec<String> = flags
+            .chain(settings.slow(settings.gateways))
+            .chain(telemetry)
+            .collect();
         let mut consumer = start_consumer(&buffer, consumer_admin, clickhouse, &flags, path)?;
         consumer.ready(&format!("http://{consumer_admin}/readyz")).await?;
         Ok(Stack {
@@ -120,6 +168,7 @@ impl Stack {
             engine,
             clickhouse,
             consumer_admin,
+            receiver,
             directory,
         })
     }
@@ -163,6 +212,17 @@ impl Stack {
         Scrape::of(self.consumer_admin).await
     }
 
+    /// Number of spans and metric points that the processes have told of themselves.
+    pub(crate) async fn told(&self) -> anyhow::Result<[f64; 2]> {
+        let Some(receiver) = &self.receiver else {
+            return Ok([0.0; 2]);
+        };
+        let metrics = receiver.metrics().await?;
+        let of =
+            |stream: &str| metrics.sum("millpond_gateway_records_total", &format!("stream=\"{stream}\""));
+        Ok([of("otlp.traces"), of("otlp.metrics")])
+    }
+
     /// The buffer's folder.
     pub(crate) fn buffer(&self) -> PathBuf {
         self.directory.path().join("buffer")
@@ -174,6 +234,9 @@ impl Stack {
             gateway.process.stop().await?;
         }
         self.consumer.stop().await?;
+        if let Some(receiver) = self.receiver {
+            receiver.process.stop().await?;
+        }
         self.engine.stop().await
     }
 }
@@ -284,6 +347,7 @@ impl Gateway {
         number: usize,
         [otlp, otlp_http, admin, peers]: [SocketAddr; 4],
         settings: Settings,
+        telemetry: &[String],
         buffer: &str,
         path: &Path,
     ) -> anyhow::Result<Gateway> {
@@ -302,8 +366,14 @@ impl Gateway {
         }
         command.args(settings.gateway);
         command.args(settings.slow(number));
+        command.args(telemetry);
         let process = Process::start("gateway", command, &path.join(format!("gateway-{number}")))?;
-        Ok(Gateway { process, otlp, admin })
+        Ok(Gateway {
+            process,
+            otlp,
+            otlp_http,
+            admin,
+        })
     }
 
     pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
