@@ -230,7 +230,8 @@ async fn replay(
         if !as_json {
             // Replay the others even if standard output is closed.
             let _ = progress.aside(|| match replayed {
-                Ok(()) => say!("{name}\n    is in the table"),
+                Ok(0) => say!("{name}\n    makes no row, and is deleted"),
+                Ok(_) => say!("{name}\n    is in the table"),
                 Err(reason) => say!("{name}\n    stays: {}", inline(&reason)),
             });
         }

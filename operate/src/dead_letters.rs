@@ -154,7 +154,7 @@ pub fn decode(letter: &Letter, payload: &[u8]) -> Option<Vec<Value>> {
 pub struct Replay {
     /// Rows inserted.
     pub rows: u64,
-    /// Dead letters that the table took.
+    /// Dead letters that the table took, or that make no row.
     pub replayed: Vec<String>,
     /// Dead letters that stay.
     pub kept: Vec<Kept>,
@@ -170,13 +170,14 @@ pub struct Kept {
 }
 
 impl Replay {
-    /// Sends a dead letter to its table again, and deletes it if the table takes it. Returns the reason if not.
-    pub async fn add(&mut self, store: &Store, sink: &Arc<dyn Sink>, name: &str) -> Result<(), String> {
+    /// Sends a dead letter to its table again, and deletes it if the table takes it. Returns the number of its rows, or the reason if it
+    /// stays.
+    pub async fn add(&mut self, store: &Store, sink: &Arc<dyn Sink>, name: &str) -> Result<u64, String> {
         match millpond_consumer::replay::replay(store, sink, name).await {
             Ok(rows) => {
                 self.rows += rows;
                 self.replayed.push(name.to_owned());
-                Ok(())
+                Ok(rows)
             }
             Err(error) => {
                 let reason = error.to_string();
