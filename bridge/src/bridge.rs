@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Change, Context, Partition, unsigned};
+use crate::cluster::cluster_id;
 use crate::config::Config;
 use crate::headers::headers;
 use crate::metrics::{FailureLabels, Metrics, TopicLabels};
@@ -325,7 +326,7 @@ impl Loop {
     fn meet_the_cluster(&mut self) -> bool {
         let mut reason = "the brokers do not answer".to_owned();
         while !self.shutdown.is_cancelled() {
-            if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(1)) {
+            if let Some(id) = cluster_id(self.consumer.client(), Duration::from_secs(1)) {
                 self.bridge.readiness.goes_on(KAFKA);
                 self.source = self.bridge.config.source.clone().unwrap_or_else(|| id.clone());
                 self.cluster = id;
@@ -346,7 +347,7 @@ impl Loop {
 
     /// Ends the bridge if its brokers belong to another cluster than at the start: its offsets mean other records.
     fn check_cluster(&self) -> Result<(), BridgeError> {
-        match self.consumer.client().fetch_cluster_id(Duration::ZERO) {
+        match cluster_id(self.consumer.client(), Duration::ZERO) {
             Some(now) if now != self.cluster => Err(BridgeError::OtherCluster {
                 before: self.cluster.clone(),
                 now,

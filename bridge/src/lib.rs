@@ -6,6 +6,7 @@
 
 mod bridge;
 mod client;
+mod cluster;
 mod commits;
 mod config;
 mod headers;
