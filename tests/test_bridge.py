@@ -396,6 +396,41 @@ def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic
     eventually("ready", bridge.ready)
 
 
+def test_a_damaged_batch_stops_its_partition_and_nothing_else(site, kafka, topic):
+    for first in (0, 10, 20):
+        _send(kafka, topic, range(first, first + 10), partition=0)
+    _send(kafka, topic, range(100, 110), partition=1)
+    # One bit of a value in the second batch. Brokers do not look at it when they send the batch.
+    log = kafka.segment(topic, 0)
+    healthy = log.read_bytes()
+    place = healthy.index(b'{"n": 15}') + len(b'{"n": 1')
+    with log.open("r+b") as damaged:
+        damaged.seek(place)
+        damaged.write(bytes([healthy[place] ^ 1]))
+    bridge = Bridge(site.directory, site.buffer, kafka, topic)
+    site.add(bridge).start()
+    page = f"http://{bridge.admin}/readyz"
+    says = f"BadMessage (Local: Bad message format): {topic}/0 at offset 10"
+    eventually("the partition", lambda: says in http_get(page)[1], 4 * PATIENCE)
+    expected = Counter([*range(10), *range(100, 110)])
+    eventually("all before the damage", lambda: _numbers(site, topic) == expected)
+    for partition in (1, 2):
+        numbers = range(100 * partition + 50, 100 * partition + 60)
+        _send(kafka, topic, numbers, partition)
+        expected += Counter(numbers)
+    eventually("the others go on", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    assert says in http_get(page)[1]
+    assert "MillpondBridgeStopped" in firing({"bridge": bridge.admin})
+    with log.open("r+b") as repaired:
+        repaired.seek(place)
+        repaired.write(healthy[place : place + 1])
+    expected += Counter(range(10, 30))
+    eventually("each record once", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    eventually("ready", bridge.ready)
+    assert "millpond_bridge_partition_stopped{" not in bridge.metrics()
+    assert bridge.terminate() == 0
+
+
 def test_partitions_without_a_leader_do_not_hold_up_the_others(site, tmp_path):
     # A broker that was killed is let in again after this time.
     kafka = Kafka(tmp_path, "first", broker_session_timeout_ms=6_000).format().up()

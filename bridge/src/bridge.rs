@@ -44,8 +44,12 @@ const POSITION: &str = "waiting for the store (positions)";
 const GAP: &str = "a partition is stopped";
 const NOT_COMMITTED: &str = "records are not committed";
 const UNREADABLE: &str = "Kafka's records cannot be read";
+const STANDS: &str = "nothing arrives from a partition that has more";
 const PLACE: &str = "waiting for the place of a partition";
 const TOPIC: &str = "a topic is missing";
+
+/// The partitions that a wait names.
+const SHOWN: usize = 3;
 
 /// How long a poll waits for its first record.
 const POLL: Duration = Duration::from_millis(50);
@@ -379,7 +383,7 @@ impl Loop {
         metrics.lag.clear();
         metrics.stopped.clear();
         metrics.partitions.set(0);
-        for wait in [GAP, PLACE, POSITION, NOT_COMMITTED, UNREADABLE] {
+        for wait in [GAP, PLACE, POSITION, NOT_COMMITTED, UNREADABLE, STANDS] {
             self.bridge.readiness.goes_on(wait);
         }
         self.readings.clear();
@@ -453,13 +457,30 @@ impl Loop {
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => self.refused(&reason),
             Some(code) if has_skipped(code) => {
-                self.bridge.readiness.waits(UNREADABLE, &reason, Level::Warn);
+                self.show_unreadable(&reason);
                 // Which partition it was follows from the positions.
                 self.fail_all();
             }
             _ => self.bridge.readiness.waits(KAFKA, &reason, Level::Warn),
         }
         self.last_error = Some(reason);
+    }
+
+    /// Shows that records cannot be read, and in which partitions, as far as that is known.
+    fn show_unreadable(&mut self, reason: &str) {
+        let context = self.consumer.context();
+        let mut places = Vec::new();
+        for (partition, reading) in &mut self.readings {
+            reading.could_be_unreadable(context.extent(partition));
+            if let Some(offset) = reading.unreadable_at() {
+                places.push(format!("{}/{} at offset {offset}", partition.0, partition.1));
+            }
+        }
+        let reason = match places.is_empty() {
+            true => reason.to_owned(),
+            false => format!("{reason}: {}", some_of(places)),
+        };
+        self.bridge.readiness.waits(UNREADABLE, reason, Level::Warn);
     }
 
     /// Hands the messages to the producer.
@@ -597,6 +618,16 @@ impl Loop {
             self.commit_offsets();
         }
     }
+}
+
+/// Names some of the partitions, in their order.
+fn some_of(mut places: Vec<String>) -> String {
+    places.sort_unstable();
+    let mut shown = places[..places.len().min(SHOWN)].join(", ");
+    if let Some(others @ 1..) = places.len().checked_sub(SHOWN) {
+        shown += &format!(" and {others} more");
+    }
+    shown
 }
 
 /// Returns true for errors after which librdkafka's place is not where the last record ended.

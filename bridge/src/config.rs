@@ -75,6 +75,8 @@ impl Config {
             // A position that Kafka does not have any more is an error, and never a jump.
             .set("auto.offset.reset", "error")
             .set("isolation.level", "read_committed")
+            // Without it, librdkafka takes a changed value for a good one, and passes over a changed length without an error.
+            .set("check.crcs", "true")
             .set("allow.auto.create.topics", "false")
             // All partitions begin anew at the manifest's positions after a change of the group.
             .set("partition.assignment.strategy", "range,roundrobin")
@@ -140,5 +142,33 @@ impl Security {
             client.set("sasl.username", user);
             client.set("sasl.password", password);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(memory: usize) -> Config {
+        Config {
+            brokers: "localhost:9092".to_owned(),
+            topics: vec!["orders".to_owned()],
+            group: "millpond".to_owned(),
+            routes: KafkaTopics::default(),
+            from: From::Earliest,
+            source: None,
+            skipped: BTreeSet::new(),
+            accepted_gaps: BTreeSet::new(),
+            security: Security::default(),
+            session_timeout: Duration::from_secs(45),
+            in_flight_bytes: memory / 4,
+            ahead_bytes: memory / 8,
+            grace: Duration::from_secs(30),
+        }
+    }
+
+    #[test]
+    fn a_damaged_batch_is_an_error() {
+        assert_eq!(config(512 << 20).client().get("check.crcs"), Some("true"));
     }
 }
