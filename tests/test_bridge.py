@@ -380,6 +380,45 @@ def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topi
     eventually("what is there", lambda: _numbers(site, topic) == expected)
 
 
+def test_a_log_that_was_cut_off_is_not_read_again(site, tmp_path):
+    kafka = Kafka(tmp_path, broker_session_timeout_ms=6_000).format().up()
+    topic = "cut-off"
+    _create(kafka, topic, partitions=1)
+    _send(kafka, topic, range(10))
+    log = kafka.segment(topic, 0)
+    half = log.stat().st_size
+    _send(kafka, topic, range(10, 20))
+    bridge = _bridge(site, kafka, topic)
+    eventually("all", lambda: bridge.metric(READ) == 20)
+    assert bridge.terminate() == 0
+    # The leader has lost what its followers had not copied.
+    kafka.kill()
+    with log.open("r+b") as cut:
+        cut.truncate(half)
+    kafka.up()
+    for name, flags in (("stopped", ()), ("short", ("--accept-gap", f"{topic}/0"))):
+        stopped = site.add(Bridge(site.directory, site.buffer, kafka, topic, *flags, name=name))
+        stopped.start()
+        says = f"use --accept-gap {topic}/0/20/0/0. If its log was cut off"
+        eventually("the error", lambda it=stopped, text=says: text in it.messages(), 4 * PATIENCE)
+        assert f"use --accept-gap {topic}/0/20/10/0." in stopped.messages()
+        assert stopped.terminate() == 0
+    # Producers do not wait for the operator, and the end passes the position.
+    _send(kafka, topic, range(100, 115))
+    flags = ("--accept-gap", f"{topic}/0/20/10/0")
+    bridge = _bridge(site, kafka, topic, *flags, name="end")
+    expected = Counter([*range(20), *range(100, 115)])
+    eventually("what follows", lambda: _numbers(site, topic) == expected)
+    assert bridge.terminate() == 0
+    # The flag stays, and moves the position no more.
+    bridge = _bridge(site, kafka, topic, *flags, name="again")
+    _send(kafka, topic, range(200, 205))
+    expected += Counter(range(200, 205))
+    eventually("each once", lambda: _numbers(site, topic) == expected)
+    assert bridge.terminate() == 0
+    kafka.kill()
+
+
 def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic):
     _send(kafka, topic, range(20), partition=0)
     bridge = _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0")
@@ -559,7 +598,8 @@ def test_mistakes_are_named(site, kafka):
     for flags, says in (
         (("--topics", "otlp.logs"), "topic otlp.logs: stream otlp.logs is for OTLP"),
         (("--topics", "bridge.rejected"), "stream bridge.rejected is for the records that"),
-        (("--topics", "x", "--accept-gap", "x"), "use TOPIC/PARTITION"),
+        (("--topics", "x", "--accept-gap", "x"), "use TOPIC/PARTITION, like"),
+        (("--topics", "x", "--accept-gap", "x/1/2/3"), "use TOPIC/PARTITION, like"),
         (("--topics", "x", "--skip-record", "x/1"), "use TOPIC/PARTITION/OFFSET"),
         (("--topics", "x", "--tls-ca", "ca.pem"), "--tls"),
     ):

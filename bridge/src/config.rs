@@ -17,6 +17,34 @@ pub enum From {
     Committed,
 }
 
+/// Accepts that Kafka does not have the position of a partition.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AcceptedGap {
+    /// The topic.
+    pub topic: String,
+    /// The partition.
+    pub partition: u32,
+    /// Where the partition continues.
+    pub landing: Landing,
+}
+
+/// Where a partition continues whose position Kafka does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Landing {
+    /// At the oldest record, if Kafka has deleted the one at the position. It never goes back.
+    Oldest,
+    /// From exactly this position, at this offset, which may be before it. It applies once, because it begins another incarnation, and
+    /// also if Kafka's end has passed the position meanwhile.
+    Offset {
+        /// The position that Kafka did not have.
+        position: u64,
+        /// The offset to continue at.
+        offset: u64,
+        /// The incarnation of the position: the number of times that it was set without records.
+        incarnation: u64,
+    },
+}
+
 /// The connection to Kafka's brokers.
 #[derive(Debug, Clone, Default)]
 pub struct Security {
@@ -47,8 +75,8 @@ pub struct Config {
     pub source: Option<String>,
     /// Records that are left out: topic, partition and offset.
     pub skipped: BTreeSet<(String, u32, u64)>,
-    /// Partitions whose position may jump to the oldest record that Kafka still has.
-    pub accepted_gaps: BTreeSet<(String, u32)>,
+    /// Positions that may move although Kafka does not have them.
+    pub accepted_gaps: BTreeSet<AcceptedGap>,
     /// How the brokers are reached.
     pub security: Security,
     /// Time without a sign of life after which Kafka gives the partitions to other members.
