@@ -1,6 +1,7 @@
 """`millpond bridge kafka` reads a real Kafka: whatever dies, the log has each record once."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -31,6 +32,10 @@ pytestmark = needs_kafka
 PASSWORD = "password-of-the-bridge"
 
 READ = "millpond_bridge_records_total"
+
+# The memory of a bridge with 128 MiB while it reads records with large headers. Together they have
+# more.
+LARGE_HEADERS_PEAK = 180 << 20
 
 TOPICS = """
 [[topic]]
@@ -226,6 +231,24 @@ def test_a_record_with_more_headers_than_librdkafka_takes(site, kafka):
     [rejected] = [row["record"] for row in _rows(site, "bridge.rejected")]
     assert "100,000" in rejected["reason"]
     assert rejected["value"] == '{"n":0}'
+
+
+def test_headers_count_as_memory(site, kafka):
+    topic = "large-headers"
+    _create(kafka, topic, partitions=1)
+    sender = _sender(kafka, **{"queue.buffering.max.kbytes": 1 << 20})
+    for number in range(2_500):
+        sender.produce(topic, b"", headers=[("h", os.urandom(100_000))], partition=0)
+        if number % 100 == 0:
+            sender.flush()
+    assert sender.flush(4 * PATIENCE) == 0
+    file = site.directory / "topics.toml"
+    file.write_text(f'[[topic]]\nname = "{topic}"\nencoding = "raw"\n')
+    flags = ("--kafka-topics", file, "--memory-limit", "128MiB")
+    bridge = _bridge(site, kafka, topic, *flags)
+    eventually("all records", lambda: bridge.metric(READ) == 2_500, 4 * PATIENCE)
+    assert bridge.peak_memory() < LARGE_HEADERS_PEAK, bridge.peak_memory()
+    assert bridge.terminate() == 0
 
 
 def test_the_dashboard_and_the_alerts_find_a_bridge(site, kafka, topic):

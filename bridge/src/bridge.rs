@@ -434,14 +434,15 @@ impl Loop {
         } = self;
         let mut wait = POLL;
         let mut bytes = 0;
+        // Rows count, not values: they have keys and headers, too.
+        let most = bridge.config.in_flight_bytes / 4;
         for _ in 0..TAKEN_MAX {
             match consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) => {
                     wait = Duration::ZERO;
-                    bytes += message.payload_len() + message.key_len();
-                    add(readings, &message);
-                    if bytes >= bridge.config.in_flight_bytes / 4 {
+                    bytes += add(readings, &message);
+                    if bytes >= most {
                         break;
                     }
                 }
@@ -643,15 +644,16 @@ fn has_skipped(error: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// Adds a record to its partition's messages.
-fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>) {
+/// Adds a record to its partition's messages. Returns the bytes by which they have grown.
+fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>) -> usize {
     let Ok(number) = u32::try_from(message.partition()) else {
-        return;
+        return 0;
     };
     let reading = readings.get_mut(&(message.topic().to_owned(), number));
     let Some(reading) = reading.filter(|reading| reading.takes_records()) else {
-        return;
+        return 0;
     };
+    let before = reading.batches.bytes();
     let (mut none, mut buffer) = (Vec::new(), Vec::new());
     let without_headers = Record {
         timestamp_ms: message.timestamp().to_millis().unwrap_or_default(),
@@ -665,7 +667,7 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
     };
     let offset = unsigned(message.offset());
     let added = match reading.batches.has_metadata() {
-        _ if offset < reading.batches.position() => return,
+        _ if offset < reading.batches.position() => return 0,
         false => reading.batches.add(offset, &without_headers),
         true => match headers(message) {
             Ok(headers) => reading.batches.add(offset, &with_headers(headers, &mut buffer)),
@@ -681,4 +683,5 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
             .batches
             .reject(offset, &with_headers(headers, &mut buffer), &reason);
     }
+    reading.batches.bytes() - before
 }

@@ -6,6 +6,9 @@ use std::time::Duration;
 use millpond_gateway::KafkaTopics;
 use rdkafka::ClientConfig;
 
+/// The memory for a record that is read ahead: its keys and headers may take as much.
+const RECORD_BYTES: usize = 64 << 10;
+
 /// Where a partition without a position begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
@@ -123,7 +126,13 @@ impl Config {
                 "queued.max.messages.kbytes",
                 (ahead >> 10).min(2_097_151).to_string(),
             )
-            .set("queued.min.messages", "10000")
+            // The limit above counts values alone, so the number of records bounds keys and headers. A partition asks for more as soon
+            // as there are fewer again.
+            .set(
+                "queued.min.messages",
+                (ahead / RECORD_BYTES).clamp(100, 10_000).to_string(),
+            )
+            .set("fetch.queue.backoff.ms", "20")
             // Both limits count compressed bytes, and the second one applies to each broker. They are small because a response is
             // decompressed as a whole. librdkafka exceeds them for a batch that is larger.
             .set("fetch.message.max.bytes", (256 << 10).to_string())
@@ -198,5 +207,14 @@ mod tests {
     #[test]
     fn a_damaged_batch_is_an_error() {
         assert_eq!(config(512 << 20).client().get("check.crcs"), Some("true"));
+    }
+
+    /// librdkafka counts values alone, so a record that has only headers is bounded by the number of records.
+    #[test]
+    fn the_records_ahead_are_in_proportion_to_the_memory() {
+        for (memory, records) in [(128, "256"), (512, "1024"), (64 << 10, "10000")] {
+            let client = config(memory << 20).client();
+            assert_eq!(client.get("queued.min.messages"), Some(records), "{memory} MiB");
+        }
     }
 }
