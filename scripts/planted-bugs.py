@@ -1273,6 +1273,9 @@ CATCHERS = {
     "kafka-stops-between": [
         from_kafka("a_stopping_gateway_finishes_a_request_that_waits_for_memory", "an answer")
     ],
+    "long-requests-together": [
+        from_kafka("long_requests_of_many_batches_take_turns", "an answer"),
+    ],
     "kafka-damage-accepted": [
         from_kafka(
             "damaged_and_hostile_batches_get_an_error_and_take_no_memory",
