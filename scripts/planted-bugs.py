@@ -160,6 +160,12 @@ def from_kafka(test, says):
     return Catcher("gateway/tests/all/kafka.rs", test, says)
 
 
+def crossing(says):
+    """Bridges whose position Kafka does not have."""
+    test = "places::tests::a_partition_goes_back_only_to_an_offset_that_its_operator_names"
+    return Catcher("bridge/src/lib.rs", test, says)
+
+
 def inserting_events(says):
     test = "a_row_that_does_not_fit_leaves_the_others_alone"
     return Catcher("sinks/clickhouse/tests/server/events.rs", test, says)
@@ -845,6 +851,8 @@ CATCHERS = {
             r"Ok\(5\)",
         )
     ],
+    "cut-off-log-read-again": [crossing("the landing of 15 by Oldest")],
+    "gap-of-another-position": [crossing("the landing of 26 by Offset")],
     "past-is-taken": [
         Catcher(
             "producer/tests/all/scripts.rs",
@@ -1320,6 +1328,9 @@ CATCHERS = {
     ],
     "kafka-stops-between": [
         from_kafka("a_stopping_gateway_finishes_a_request_that_waits_for_memory", "an answer")
+    ],
+    "long-requests-together": [
+        from_kafka("long_requests_of_many_batches_take_turns", "an answer"),
     ],
     "kafka-damage-accepted": [
         from_kafka(

@@ -1,6 +1,7 @@
 """`millpond bridge kafka` reads a real Kafka: whatever dies, the log has each record once."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -31,6 +32,10 @@ pytestmark = needs_kafka
 PASSWORD = "password-of-the-bridge"
 
 READ = "millpond_bridge_records_total"
+
+# The memory of a bridge with 128 MiB while it reads records with large headers. Together they have
+# more.
+LARGE_HEADERS_PEAK = 180 << 20
 
 TOPICS = """
 [[topic]]
@@ -228,6 +233,24 @@ def test_a_record_with_more_headers_than_librdkafka_takes(site, kafka):
     assert rejected["value"] == '{"n":0}'
 
 
+def test_headers_count_as_memory(site, kafka):
+    topic = "large-headers"
+    _create(kafka, topic, partitions=1)
+    sender = _sender(kafka, **{"queue.buffering.max.kbytes": 1 << 20})
+    for number in range(2_500):
+        sender.produce(topic, b"", headers=[("h", os.urandom(100_000))], partition=0)
+        if number % 100 == 0:
+            sender.flush()
+    assert sender.flush(4 * PATIENCE) == 0
+    file = site.directory / "topics.toml"
+    file.write_text(f'[[topic]]\nname = "{topic}"\nencoding = "raw"\n')
+    flags = ("--kafka-topics", file, "--memory-limit", "128MiB")
+    bridge = _bridge(site, kafka, topic, *flags)
+    eventually("all records", lambda: bridge.metric(READ) == 2_500, 4 * PATIENCE)
+    assert bridge.peak_memory() < LARGE_HEADERS_PEAK, bridge.peak_memory()
+    assert bridge.terminate() == 0
+
+
 def test_the_dashboard_and_the_alerts_find_a_bridge(site, kafka, topic):
     sender = _sender(kafka)
     for number in range(10):
@@ -380,6 +403,45 @@ def test_a_position_that_kafka_has_deleted_stops_its_partition(site, kafka, topi
     eventually("what is there", lambda: _numbers(site, topic) == expected)
 
 
+def test_a_log_that_was_cut_off_is_not_read_again(site, tmp_path):
+    kafka = Kafka(tmp_path, broker_session_timeout_ms=6_000).format().up()
+    topic = "cut-off"
+    _create(kafka, topic, partitions=1)
+    _send(kafka, topic, range(10))
+    log = kafka.segment(topic, 0)
+    half = log.stat().st_size
+    _send(kafka, topic, range(10, 20))
+    bridge = _bridge(site, kafka, topic)
+    eventually("all", lambda: bridge.metric(READ) == 20)
+    assert bridge.terminate() == 0
+    # The leader has lost what its followers had not copied.
+    kafka.kill()
+    with log.open("r+b") as cut:
+        cut.truncate(half)
+    kafka.up()
+    for name, flags in (("stopped", ()), ("short", ("--accept-gap", f"{topic}/0"))):
+        stopped = site.add(Bridge(site.directory, site.buffer, kafka, topic, *flags, name=name))
+        stopped.start()
+        says = f"use --accept-gap {topic}/0/20/0/0. If its log was cut off"
+        eventually("the error", lambda it=stopped, text=says: text in it.messages(), 4 * PATIENCE)
+        assert f"use --accept-gap {topic}/0/20/10/0." in stopped.messages()
+        assert stopped.terminate() == 0
+    # Producers do not wait for the operator, and the end passes the position.
+    _send(kafka, topic, range(100, 115))
+    flags = ("--accept-gap", f"{topic}/0/20/10/0")
+    bridge = _bridge(site, kafka, topic, *flags, name="end")
+    expected = Counter([*range(20), *range(100, 115)])
+    eventually("what follows", lambda: _numbers(site, topic) == expected)
+    assert bridge.terminate() == 0
+    # The flag stays, and moves the position no more.
+    bridge = _bridge(site, kafka, topic, *flags, name="again")
+    _send(kafka, topic, range(200, 205))
+    expected += Counter(range(200, 205))
+    eventually("each once", lambda: _numbers(site, topic) == expected)
+    assert bridge.terminate() == 0
+    kafka.kill()
+
+
 def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic):
     _send(kafka, topic, range(20), partition=0)
     bridge = _bridge(site, kafka, topic, "--accept-gap", f"{topic}/0")
@@ -394,6 +456,41 @@ def test_a_position_that_kafka_deletes_while_the_bridge_reads(site, kafka, topic
     expected = Counter([*range(20), *range(35, 45)])
     eventually("what is there", lambda: _numbers(site, topic) == expected)
     eventually("ready", bridge.ready)
+
+
+def test_a_damaged_batch_stops_its_partition_and_nothing_else(site, kafka, topic):
+    for first in (0, 10, 20):
+        _send(kafka, topic, range(first, first + 10), partition=0)
+    _send(kafka, topic, range(100, 110), partition=1)
+    # One bit of a value in the second batch. Brokers do not look at it when they send the batch.
+    log = kafka.segment(topic, 0)
+    healthy = log.read_bytes()
+    place = healthy.index(b'{"n": 15}') + len(b'{"n": 1')
+    with log.open("r+b") as damaged:
+        damaged.seek(place)
+        damaged.write(bytes([healthy[place] ^ 1]))
+    bridge = Bridge(site.directory, site.buffer, kafka, topic)
+    site.add(bridge).start()
+    page = f"http://{bridge.admin}/readyz"
+    says = f"BadMessage (Local: Bad message format): {topic}/0 at offset 10"
+    eventually("the partition", lambda: says in http_get(page)[1], 4 * PATIENCE)
+    expected = Counter([*range(10), *range(100, 110)])
+    eventually("all before the damage", lambda: _numbers(site, topic) == expected)
+    for partition in (1, 2):
+        numbers = range(100 * partition + 50, 100 * partition + 60)
+        _send(kafka, topic, numbers, partition)
+        expected += Counter(numbers)
+    eventually("the others go on", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    assert says in http_get(page)[1]
+    assert "MillpondBridgeStopped" in firing({"bridge": bridge.admin})
+    with log.open("r+b") as repaired:
+        repaired.seek(place)
+        repaired.write(healthy[place : place + 1])
+    expected += Counter(range(10, 30))
+    eventually("each record once", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
+    eventually("ready", bridge.ready)
+    assert "millpond_bridge_partition_stopped{" not in bridge.metrics()
+    assert bridge.terminate() == 0
 
 
 def test_partitions_without_a_leader_do_not_hold_up_the_others(site, tmp_path):
@@ -524,7 +621,8 @@ def test_mistakes_are_named(site, kafka):
     for flags, says in (
         (("--topics", "otlp.logs"), "topic otlp.logs: stream otlp.logs is for OTLP"),
         (("--topics", "bridge.rejected"), "stream bridge.rejected is for the records that"),
-        (("--topics", "x", "--accept-gap", "x"), "use TOPIC/PARTITION"),
+        (("--topics", "x", "--accept-gap", "x"), "use TOPIC/PARTITION, like"),
+        (("--topics", "x", "--accept-gap", "x/1/2/3"), "use TOPIC/PARTITION, like"),
         (("--topics", "x", "--skip-record", "x/1"), "use TOPIC/PARTITION/OFFSET"),
         (("--topics", "x", "--tls-ca", "ca.pem"), "--tls"),
     ):

@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Change, Context, Partition, unsigned};
+use crate::cluster::cluster_id;
 use crate::config::Config;
 use crate::headers::headers;
 use crate::metrics::{FailureLabels, Metrics, TopicLabels};
@@ -43,8 +44,12 @@ const POSITION: &str = "waiting for the store (positions)";
 const GAP: &str = "a partition is stopped";
 const NOT_COMMITTED: &str = "records are not committed";
 const UNREADABLE: &str = "Kafka's records cannot be read";
+const STANDS: &str = "nothing arrives from a partition that has more";
 const PLACE: &str = "waiting for the place of a partition";
 const TOPIC: &str = "a topic is missing";
+
+/// The partitions that a wait names.
+const SHOWN: usize = 3;
 
 /// How long a poll waits for its first record.
 const POLL: Duration = Duration::from_millis(50);
@@ -325,7 +330,7 @@ impl Loop {
     fn meet_the_cluster(&mut self) -> bool {
         let mut reason = "the brokers do not answer".to_owned();
         while !self.shutdown.is_cancelled() {
-            if let Some(id) = self.consumer.client().fetch_cluster_id(Duration::from_secs(1)) {
+            if let Some(id) = cluster_id(self.consumer.client(), Duration::from_secs(1)) {
                 self.bridge.readiness.goes_on(KAFKA);
                 self.source = self.bridge.config.source.clone().unwrap_or_else(|| id.clone());
                 self.cluster = id;
@@ -346,7 +351,7 @@ impl Loop {
 
     /// Ends the bridge if its brokers belong to another cluster than at the start: its offsets mean other records.
     fn check_cluster(&self) -> Result<(), BridgeError> {
-        match self.consumer.client().fetch_cluster_id(Duration::ZERO) {
+        match cluster_id(self.consumer.client(), Duration::ZERO) {
             Some(now) if now != self.cluster => Err(BridgeError::OtherCluster {
                 before: self.cluster.clone(),
                 now,
@@ -378,7 +383,7 @@ impl Loop {
         metrics.lag.clear();
         metrics.stopped.clear();
         metrics.partitions.set(0);
-        for wait in [GAP, PLACE, POSITION, NOT_COMMITTED, UNREADABLE] {
+        for wait in [GAP, PLACE, POSITION, NOT_COMMITTED, UNREADABLE, STANDS] {
             self.bridge.readiness.goes_on(wait);
         }
         self.readings.clear();
@@ -429,14 +434,15 @@ impl Loop {
         } = self;
         let mut wait = POLL;
         let mut bytes = 0;
+        // Rows count, not values: they have keys and headers, too.
+        let most = bridge.config.in_flight_bytes / 4;
         for _ in 0..TAKEN_MAX {
             match consumer.poll(wait) {
                 None => break,
                 Some(Ok(message)) => {
                     wait = Duration::ZERO;
-                    bytes += message.payload_len() + message.key_len();
-                    add(readings, &message);
-                    if bytes >= bridge.config.in_flight_bytes / 4 {
+                    bytes += add(readings, &message);
+                    if bytes >= most {
                         break;
                     }
                 }
@@ -452,13 +458,30 @@ impl Loop {
         match error.rdkafka_error_code() {
             Some(RDKafkaErrorCode::TopicAuthorizationFailed) => self.refused(&reason),
             Some(code) if has_skipped(code) => {
-                self.bridge.readiness.waits(UNREADABLE, &reason, Level::Warn);
+                self.show_unreadable(&reason);
                 // Which partition it was follows from the positions.
                 self.fail_all();
             }
             _ => self.bridge.readiness.waits(KAFKA, &reason, Level::Warn),
         }
         self.last_error = Some(reason);
+    }
+
+    /// Shows that records cannot be read, and in which partitions, as far as that is known.
+    fn show_unreadable(&mut self, reason: &str) {
+        let context = self.consumer.context();
+        let mut places = Vec::new();
+        for (partition, reading) in &mut self.readings {
+            reading.could_be_unreadable(context.extent(partition));
+            if let Some(offset) = reading.unreadable_at() {
+                places.push(format!("{}/{} at offset {offset}", partition.0, partition.1));
+            }
+        }
+        let reason = match places.is_empty() {
+            true => reason.to_owned(),
+            false => format!("{reason}: {}", some_of(places)),
+        };
+        self.bridge.readiness.waits(UNREADABLE, reason, Level::Warn);
     }
 
     /// Hands the messages to the producer.
@@ -598,6 +621,16 @@ impl Loop {
     }
 }
 
+/// Names some of the partitions, in their order.
+fn some_of(mut places: Vec<String>) -> String {
+    places.sort_unstable();
+    let mut shown = places[..places.len().min(SHOWN)].join(", ");
+    if let Some(others @ 1..) = places.len().checked_sub(SHOWN) {
+        shown += &format!(" and {others} more");
+    }
+    shown
+}
+
 /// Returns true for errors after which librdkafka's place is not where the last record ended.
 fn has_skipped(error: RDKafkaErrorCode) -> bool {
     matches!(
@@ -611,15 +644,16 @@ fn has_skipped(error: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// Adds a record to its partition's messages.
-fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>) {
+/// Adds a record to its partition's messages. Returns the bytes by which they have grown.
+fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>) -> usize {
     let Ok(number) = u32::try_from(message.partition()) else {
-        return;
+        return 0;
     };
     let reading = readings.get_mut(&(message.topic().to_owned(), number));
     let Some(reading) = reading.filter(|reading| reading.takes_records()) else {
-        return;
+        return 0;
     };
+    let before = reading.batches.bytes();
     let (mut none, mut buffer) = (Vec::new(), Vec::new());
     let without_headers = Record {
         timestamp_ms: message.timestamp().to_millis().unwrap_or_default(),
@@ -633,7 +667,7 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
     };
     let offset = unsigned(message.offset());
     let added = match reading.batches.has_metadata() {
-        _ if offset < reading.batches.position() => return,
+        _ if offset < reading.batches.position() => return 0,
         false => reading.batches.add(offset, &without_headers),
         true => match headers(message) {
             Ok(headers) => reading.batches.add(offset, &with_headers(headers, &mut buffer)),
@@ -649,4 +683,5 @@ fn add(readings: &mut HashMap<Partition, Reading>, message: &BorrowedMessage<'_>
             .batches
             .reject(offset, &with_headers(headers, &mut buffer), &reason);
     }
+    reading.batches.bytes() - before
 }

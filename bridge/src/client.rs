@@ -21,10 +21,19 @@ pub(crate) enum Change {
     Revoked,
 }
 
+/// How far a partition goes, and how far librdkafka has read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// The end, as far as Kafka has told it.
+    pub(crate) end: u64,
+    /// The offset from which librdkafka asks for more. It also passes offsets without a record.
+    pub(crate) next: Option<u64>,
+}
+
 #[derive(Debug, Default)]
 struct Notes {
     changes: VecDeque<Change>,
-    ends: HashMap<Partition, u64>,
+    extents: HashMap<Partition, Extent>,
     problem: Option<String>,
     is_connected: bool,
     is_committing: bool,
@@ -45,9 +54,9 @@ impl Context {
         self.notes().changes.pop_front()
     }
 
-    /// The end of a partition, as far as Kafka has told it.
-    pub(crate) fn end(&self, partition: &Partition) -> Option<u64> {
-        self.notes().ends.get(partition).copied()
+    /// The extent of a partition, as of the last statistics.
+    pub(crate) fn extent(&self, partition: &Partition) -> Option<Extent> {
+        self.notes().extents.get(partition).copied()
     }
 
     /// Takes note of a commit of offsets that Kafka has not answered.
@@ -99,7 +108,9 @@ impl ClientContext for Context {
             for (partition, of_partition) in of_topic.partitions {
                 let end = u64::try_from(of_partition.ls_offset);
                 if let (Ok(partition), Ok(end)) = (u32::try_from(partition), end) {
-                    notes.ends.insert((topic.clone(), partition), end);
+                    let next = u64::try_from(of_partition.next_offset).ok();
+                    let extent = Extent { end, next };
+                    notes.extents.insert((topic.clone(), partition), extent);
                 }
             }
         }

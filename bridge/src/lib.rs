@@ -6,6 +6,7 @@
 
 mod bridge;
 mod client;
+mod cluster;
 mod commits;
 mod config;
 mod headers;
@@ -16,4 +17,4 @@ mod position;
 mod records;
 
 pub use bridge::{Bridge, BridgeError};
-pub use config::{Config, From, Security};
+pub use config::{AcceptedGap, Config, From, Landing, Security};

@@ -102,7 +102,7 @@ impl Metrics {
         );
         registry.register(
             "partition_stopped",
-            "1 if the partition is not read: Kafka does not have its position, or the table of positions is full",
+            "1 if the partition is not read: Kafka does not have its position, its records cannot be read, or the table of positions is full",
             m.stopped.clone(),
         );
         metrics

@@ -6,6 +6,7 @@ use millpond_manifest::{ClientId, SourcePartition};
 use millpond_producer::{AppendError, ClientRefusal, Numbered, Numbers};
 use tokio::time::{Duration, Instant};
 
+use crate::client::Extent;
 use crate::position::Position;
 use crate::records::{Batch, Batches};
 
@@ -20,6 +21,13 @@ const READ_PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// A partition that was read for so long is not the one that fails.
 const WELL_AFTER: Duration = Duration::from_secs(5);
+
+/// librdkafka does not tell which partition it cannot read. This number of errors in a row at the same offset shows it, because
+/// the others go on between two errors.
+const UNREADABLE_AFTER: u32 = 3;
+
+/// A partition stands still if nothing has arrived for this time although Kafka has more.
+const STANDS_AFTER: Duration = Duration::from_secs(300);
 
 /// The state of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +61,10 @@ pub(crate) struct Reading {
     read_since: Option<Instant>,
     /// A message was committed since then.
     has_committed: bool,
+    /// The position at the last error of reading, and the number of such errors in a row there.
+    unread: (u64, u32),
+    /// The position at which nothing has arrived since then, although there is more.
+    silent: Option<(u64, Instant)>,
 }
 
 impl Reading {
@@ -69,6 +81,8 @@ impl Reading {
             pauses: 0,
             read_since: None,
             has_committed: false,
+            unread: (0, 0),
+            silent: None,
         }
     }
 
@@ -117,6 +131,46 @@ impl Reading {
     fn was_read_long(&self, now: Instant) -> bool {
         let since = self.read_since;
         since.is_some_and(|since| now.saturating_duration_since(since) >= WELL_AFTER)
+    }
+
+    /// librdkafka could not read records of one of the partitions that have more.
+    pub(crate) fn could_be_unreadable(&mut self, extent: Option<Extent>) {
+        let position = self.batches.position();
+        if !self.takes_records() || extent.is_none_or(|extent| extent.end <= position) {
+            return;
+        }
+        self.unread = match self.unread {
+            (at, times) if at == position => (at, times.saturating_add(1)),
+            _ => (position, 1),
+        };
+    }
+
+    /// The offset at which this partition is the one that cannot be read.
+    pub(crate) fn unreadable_at(&self) -> Option<u64> {
+        let (at, times) = self.unread;
+        // Its batches have no position of it while its place is looked for.
+        let is_past = self.committed.is_some_and(|committed| committed > at);
+        (times >= UNREADABLE_AFTER && !is_past).then_some(at)
+    }
+
+    /// Takes note of whether records arrive. librdkafka gives no error for a batch whose length is damaged. `is_paused`: it is
+    /// told to read nothing.
+    pub(crate) fn listen(&mut self, extent: Option<Extent>, is_paused: bool, now: Instant) {
+        let position = self.batches.position();
+        // At the end it has read everything: the offsets up to there are the ends of transactions.
+        let has_more = extent.is_some_and(|it| it.next.is_some_and(|next| next < it.end));
+        let is_silent = self.takes_records() && self.in_flight == 0 && has_more && !is_paused;
+        self.silent = match self.silent {
+            _ if !is_silent => None,
+            Some((at, since)) if at == position => Some((at, since)),
+            _ => Some((position, now)),
+        };
+    }
+
+    /// The offset at which this partition stands still.
+    pub(crate) fn stands_at(&self, now: Instant) -> Option<u64> {
+        let (at, since) = self.silent?;
+        (now.saturating_duration_since(since) >= STANDS_AFTER).then_some(at)
     }
 
     /// A message cannot reach the log: what follows it must not either.
@@ -177,6 +231,7 @@ impl Reading {
         tracing::info!("reads {} from offset {position}", self.of);
         self.batches.restart(position);
         self.read_since = Some(now);
+        self.silent = None;
         self.has_committed = false;
         self.committed = Some(position.next);
         self.state = State::Read;
@@ -268,5 +323,73 @@ mod tests {
         assert!(!broken.is_due(now + READ_PAUSE_MAX));
         assert!(broken.is_due(now + READ_PAUSE_MAX * 3 / 2));
         assert!(!broken.is_well(now + READ_PAUSE_MAX * 3 / 2));
+    }
+
+    /// A partition that has more than its records up to this offset.
+    fn more(next: u64) -> Option<Extent> {
+        Some(Extent {
+            end: 9,
+            next: Some(next),
+        })
+    }
+
+    #[tokio::test]
+    async fn the_partition_that_stays_where_it_is_cannot_be_read() {
+        let (mut idle, mut well, mut broken) = (reading(), reading(), reading());
+        for time in 0..4 {
+            let now = Instant::now();
+            for (reading, next) in [(&mut idle, 9), (&mut well, 5 + time), (&mut broken, 5)] {
+                restart(reading, next, now);
+                reading.could_be_unreadable(more(5));
+                reading.fail(now);
+                // More errors until the next assignment say nothing.
+                reading.could_be_unreadable(more(5));
+            }
+            let expected = (time >= 2).then_some(5);
+            assert_eq!(broken.unreadable_at(), expected, "after {} errors", time + 1);
+        }
+        assert_eq!((idle.unreadable_at(), well.unreadable_at()), (None, None));
+        restart(&mut broken, 6, Instant::now());
+        assert_eq!(broken.unreadable_at(), None, "somebody has repaired it");
+    }
+
+    #[tokio::test]
+    async fn a_partition_with_more_of_which_nothing_arrives_stands_still() {
+        let start = Instant::now();
+        let later = start + STANDS_AFTER;
+        let at_the_end = Some(Extent {
+            end: 9,
+            next: Some(9),
+        });
+        let unknown = Some(Extent { end: 9, next: None });
+        for (extent, is_paused, expected) in [
+            (more(5), false, Some(5)),
+            // It waits for memory.
+            (more(5), true, None),
+            // The ends of transactions have no records.
+            (at_the_end, false, None),
+            (unknown, false, None),
+            (None, false, None),
+        ] {
+            let mut reading = reading();
+            reading.listen(extent, is_paused, start);
+            assert_eq!(reading.stands_at(later - PAUSE_MIN), None);
+            reading.listen(extent, is_paused, later);
+            assert_eq!(reading.stands_at(later), expected, "{extent:?}");
+        }
+        let mut waiting = reading();
+        waiting.submitted();
+        waiting.listen(more(5), false, start);
+        assert_eq!(waiting.stands_at(later), None, "the store is away");
+        let mut again = reading();
+        again.listen(more(5), false, start);
+        restart(&mut again, 5, later);
+        again.listen(more(5), false, later);
+        assert_eq!(again.stands_at(later), None, "it is only just read again");
+        restart(&mut again, 6, later);
+        again.listen(more(6), false, later);
+        again.listen(at_the_end, false, later + PAUSE_MIN);
+        again.listen(more(6), false, later + 2 * PAUSE_MIN);
+        assert_eq!(again.stands_at(later + STANDS_AFTER), None, "it had read all");
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, OnceCell, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::client::{Context, Partition, unsigned};
-use crate::config::From;
+use crate::config::{AcceptedGap, From, Landing};
 use crate::position::{Position, PositionError, Positions};
 
 /// The wait for an answer of Kafka about a partition.
@@ -63,7 +63,7 @@ pub(crate) struct Places {
     consumer: Arc<BaseConsumer<Context>>,
     positions: Positions,
     from: From,
-    accepted_gaps: BTreeSet<Partition>,
+    accepted_gaps: BTreeSet<AcceptedGap>,
     questions: Semaphore,
     repeated: Semaphore,
     /// Swaps of one bridge take turns: they are all for the same manifest.
@@ -80,7 +80,47 @@ struct Found {
 
 impl Found {
     fn is_there(&self) -> bool {
-        (self.low..=self.high).contains(&self.position.next)
+        self.has(self.position.next)
+    }
+
+    fn has(&self, offset: u64) -> bool {
+        (self.low..=self.high).contains(&offset)
+    }
+
+    /// Where the partition continues, if an operator has accepted that.
+    fn landing(&self, accepted: Landing) -> Option<u64> {
+        match accepted {
+            // Beyond the end, the buffer may have all of them already: the log may have been cut off.
+            Landing::Oldest => (self.position.next < self.low).then_some(self.low),
+            Landing::Offset {
+                position: next,
+                offset,
+                incarnation,
+            } => {
+                let is_named = self.position == Position { incarnation, next };
+                (is_named && self.has(offset)).then_some(offset)
+            }
+        }
+    }
+
+    /// Why the partition is not read, and what its operator can do.
+    fn gap(&self, of: &SourcePartition, (topic, number): &Partition) -> String {
+        let Found { position, low, high } = self;
+        let start = format!(
+            "{of}: the position in the buffer is offset {position}, and Kafka has the offsets {low} to {high}."
+        );
+        let flag = format!("--accept-gap {topic}/{number}");
+        if position.next < *low {
+            return format!(
+                "{start} Kafka has deleted the records between, or the topic was made again. To continue at {low}, without them, use {flag}"
+            );
+        }
+        let times = position.incarnation;
+        format!(
+            "{start} If the topic was made again, its records are new: to read all of them, use {flag}/{position}/{low}/{times}. If its log \
+             was cut off, the buffer has them: to read only those from the offset {high} on, use {flag}/{position}/{high}/{times}. In the \
+             wrong case, the first flag stores records twice, and the second one leaves records out"
+        )
     }
 }
 
@@ -89,7 +129,7 @@ impl Places {
         consumer: Arc<BaseConsumer<Context>>,
         positions: Positions,
         from: From,
-        accepted_gaps: BTreeSet<Partition>,
+        accepted_gaps: BTreeSet<AcceptedGap>,
         shutdown: CancellationToken,
     ) -> Places {
         Places {
@@ -121,9 +161,13 @@ impl Places {
             // Another bridge may have moved the position between the two questions, and retention the beginning.
             found = self.look(&Round::default(), partition, of).await?;
         }
-        match found.is_there() {
-            true => Ok(found.position),
-            false => self.cross_gap(partition, of, &found).await,
+        let (topic, number) = partition;
+        let accepted = self.accepted_gaps.iter();
+        let mut accepted = accepted.filter(|gap| gap.topic == *topic && gap.partition == *number);
+        match accepted.find_map(|gap| found.landing(gap.landing)) {
+            Some(to) => self.jump(of, found.position, to).await,
+            None if found.is_there() => Ok(found.position),
+            None => Err(NoPlace::Stopped(found.gap(of, partition))),
         }
     }
 
@@ -204,23 +248,15 @@ impl Places {
         }
     }
 
-    /// Handles a position that Kafka does not have: it is crossed only if an operator has accepted that.
-    async fn cross_gap(
+    /// Moves a position as an operator has accepted.
+    async fn jump(
         &self,
-        partition: &Partition,
         of: &Arc<SourcePartition>,
-        found: &Found,
+        position: Position,
+        to: u64,
     ) -> Result<Position, NoPlace> {
-        let Found { position, low, high } = found;
-        let (topic, number) = partition;
-        if !self.accepted_gaps.contains(partition) {
-            return Err(NoPlace::Stopped(format!(
-                "{of}: the position in the buffer is offset {position}, and Kafka has the offsets {low} to {high}. Records are lost, or the \
-                 topic was made again. To continue at {low}, use --accept-gap {topic}/{number}"
-            )));
-        }
         let _turn = self.swaps.lock().await;
-        let at = self.in_time(self.positions.jump(of, *position, *low)).await?;
+        let at = self.in_time(self.positions.jump(of, position, to)).await?;
         tracing::warn!("{of}: continues at offset {at} instead of {position}, as --accept-gap allows");
         Ok(at)
     }
@@ -254,6 +290,80 @@ impl Places {
             biased;
             () = self.shutdown.cancelled() => Err(PositionError::NoAnswer),
             answer = tokio::time::timeout(STORE_ANSWER, question) => answer.unwrap_or(Err(PositionError::NoAnswer)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kafka has the offsets 10 to 20, and the position was set three times.
+    fn found(position: u64) -> Found {
+        Found {
+            position: Position {
+                incarnation: 3,
+                next: position,
+            },
+            low: 10,
+            high: 20,
+        }
+    }
+
+    fn at(position: u64, offset: u64, incarnation: u64) -> Landing {
+        Landing::Offset {
+            position,
+            offset,
+            incarnation,
+        }
+    }
+
+    #[test]
+    fn a_partition_goes_back_only_to_an_offset_that_its_operator_names() {
+        for (position, accepted, expected) in [
+            (5, Landing::Oldest, Some(10)),
+            (15, Landing::Oldest, None),
+            // All that Kafka has may be in the buffer.
+            (25, Landing::Oldest, None),
+            (25, at(25, 20, 3), Some(20)),
+            (25, at(25, 10, 3), Some(10)),
+            (5, at(5, 15, 3), Some(15)),
+            // Producers have filled the partition up to the position meanwhile.
+            (15, at(15, 12, 3), Some(12)),
+            // The flag of an earlier gap.
+            (26, at(25, 10, 3), None),
+            // The flag has had its effect, and the partition has come to the position again.
+            (15, at(15, 12, 2), None),
+            // Kafka does not have the offset either.
+            (25, at(25, 21, 3), None),
+            (5, at(5, 9, 3), None),
+        ] {
+            let landing = found(position).landing(accepted);
+            assert_eq!(landing, expected, "the landing of {position} by {accepted:?}");
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_flags_and_what_they_mean() {
+        let partition = ("orders".to_owned(), 3);
+        let of = SourcePartition {
+            source: "cluster".into(),
+            topic: "orders".into(),
+            partition: 3,
+            stream: "orders".into(),
+        };
+        let deleted = found(5).gap(&of, &partition);
+        assert!(
+            deleted.ends_with("To continue at 10, without them, use --accept-gap orders/3"),
+            "{deleted}"
+        );
+        let behind_the_end = found(25).gap(&of, &partition);
+        for part in [
+            "position in the buffer is offset 25, and Kafka has the offsets 10 to 20",
+            "made again, its records are new: to read all of them, use --accept-gap orders/3/25/10/3.",
+            "cut off, the buffer has them: to read only those from the offset 20 on, use --accept-gap orders/3/25/20/3.",
+        ] {
+            assert!(behind_the_end.contains(part), "{behind_the_end}");
         }
     }
 }

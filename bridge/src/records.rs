@@ -57,6 +57,8 @@ pub(crate) struct Batches {
     at: u64,
     filling: Option<Batch>,
     complete: Vec<Batch>,
+    /// The bytes of both.
+    bytes: usize,
 }
 
 impl Batches {
@@ -71,6 +73,7 @@ impl Batches {
             at: begin.next,
             filling: None,
             complete: Vec::new(),
+            bytes: 0,
         }
     }
 
@@ -80,6 +83,12 @@ impl Batches {
         self.at = begin.next;
         self.filling = None;
         self.complete.clear();
+        self.bytes = 0;
+    }
+
+    /// The bytes of the messages so far. Keys, headers and escapes make a row longer than its record's value.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Returns true if an operator skips the record at this offset.
@@ -136,8 +145,10 @@ impl Batches {
             to: at,
             is_rejected: false,
         });
+        let length = filling.payload.len();
         match route.add(record, &mut filling.payload) {
             Ok(records) => {
+                self.bytes += filling.payload.len() - length;
                 filling.records += records;
                 filling.read += 1;
                 filling.to = offset + 1;
@@ -177,6 +188,7 @@ impl Batches {
             is_rejected: true,
         };
         self.at = batch.to;
+        self.bytes += batch.payload.len();
         self.complete.push(batch);
     }
 
@@ -219,6 +231,7 @@ impl Batches {
     /// Takes the messages, the last one even if it is short.
     pub(crate) fn take(&mut self) -> Vec<Batch> {
         self.finish();
+        self.bytes = 0;
         std::mem::take(&mut self.complete)
     }
 }
@@ -235,8 +248,8 @@ fn joined(object: &Value, more: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millpond_gateway::KafkaTopics;
     use millpond_gateway::rows::{Form, read};
+    use millpond_gateway::{KafkaTopics, TopicSettings, Unlisted};
     use millpond_kafka::Headers;
 
     fn record<'a>(value: &'a [u8], headers: &'a mut Vec<u8>) -> Record<'a> {
@@ -367,6 +380,45 @@ mod tests {
             (&json!(SKIPPED), &json!(7))
         );
         assert_eq!(row.get("value"), None);
+    }
+
+    /// Neither librdkafka's limits nor the length of a value bound what becomes of a record.
+    #[test]
+    fn headers_and_escapes_count() {
+        let raw = TopicSettings::Raw { stream: None };
+        let topics = KafkaTopics::new([("audit".to_owned(), raw)].into(), Unlisted::Refuse);
+        let mut batches = Batches::new(
+            topics.route("audit").unwrap(),
+            "audit".into(),
+            0,
+            Position::default(),
+        );
+        let header = vec![b'x'; 100_000];
+        let mut none = Vec::new();
+        let mut headers = Vec::new();
+        let with_headers = Record {
+            timestamp_ms: 7,
+            key: None,
+            value: Some(b""),
+            headers: Headers::of([(&b"h"[..], Some(&header[..]))], &mut headers),
+        };
+        batches.add(0, &with_headers).unwrap();
+        assert!(batches.bytes() > 100_000, "{}", batches.bytes());
+        let control = vec![1; 100_000];
+        let escaped = Record {
+            timestamp_ms: 7,
+            key: None,
+            value: Some(&control),
+            headers: Headers::of([], &mut none),
+        };
+        batches.add(1, &escaped).unwrap();
+        assert!(batches.bytes() > 700_000, "{}", batches.bytes());
+        let before = batches.bytes();
+        batches.reject(2, &with_headers, "a reason");
+        assert!(batches.bytes() > before + 100_000);
+        let bytes: usize = batches.take().iter().map(|batch| batch.payload.len()).sum();
+        assert!(bytes > before + 100_000);
+        assert_eq!(batches.bytes(), 0);
     }
 
     #[test]

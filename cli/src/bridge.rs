@@ -9,7 +9,7 @@ use crate::telemetry::TelemetryArgs;
 use crate::units::{Size, Time, address, pause, readable, size_from};
 use anyhow::{Context, ensure};
 use clap::{Subcommand, ValueEnum};
-use millpond_bridge::{Bridge, Config, From, Security};
+use millpond_bridge::{AcceptedGap, Bridge, Config, From, Landing, Security};
 use millpond_producer::Producer;
 use millpond_runtime::SystemEnvironment;
 use millpond_telemetry::{Identity, Telemetry};
@@ -101,10 +101,16 @@ pub(crate) struct KafkaArgs {
     #[arg(long, env = "MILLPOND_KAFKA_TOPICS", value_name = "FILE")]
     kafka_topics: Option<PathBuf>,
 
-    /// Continue a partition at the oldest record that Kafka has, if its position is gone: TOPIC/PARTITION. Without the flag the bridge
-    /// stops the partition, because records are missing.
-    #[arg(long, value_name = "TOPIC/PARTITION", value_delimiter = ',', value_parser = partition)]
-    accept_gap: Vec<(String, u32)>,
+    /// Continue a partition whose position Kafka does not have. TOPIC/PARTITION continues at the oldest record if Kafka has deleted
+    /// the one at the position. If Kafka's end is before the position, the flag has three more numbers, and moves exactly this position,
+    /// once. Without the flag the bridge stops the partition, and its error has the flags to choose from.
+    #[arg(
+        long,
+        value_name = "TOPIC/PARTITION[/POSITION/OFFSET/INCARNATION]",
+        value_delimiter = ',',
+        value_parser = accepted_gap
+    )]
+    accept_gap: Vec<AcceptedGap>,
 
     /// Leave out a record that cannot enter the buffer, for example because it is too large: TOPIC/PARTITION/OFFSET. The stream
     /// bridge.rejected gets a row without its content.
@@ -215,19 +221,40 @@ struct SecurityArgs {
     sasl_password_file: Option<PathBuf>,
 }
 
-fn partition(text: &str) -> Result<(String, u32), String> {
-    let parts = text.rsplit_once('/');
-    let parsed = parts.and_then(|(topic, partition)| Some((topic.to_owned(), partition.parse().ok()?)));
-    parsed.ok_or_else(|| "use TOPIC/PARTITION, like orders/3".to_owned())
+fn accepted_gap(text: &str) -> Result<AcceptedGap, String> {
+    let parsed = || {
+        let parts: Vec<&str> = text.split('/').collect();
+        let (topic, partition, landing) = match parts[..] {
+            [topic, partition] => (topic, partition, Landing::Oldest),
+            [topic, partition, position, offset, incarnation] => {
+                let landing = Landing::Offset {
+                    position: position.parse().ok()?,
+                    offset: offset.parse().ok()?,
+                    incarnation: incarnation.parse().ok()?,
+                };
+                (topic, partition, landing)
+            }
+            _ => return None,
+        };
+        Some(AcceptedGap {
+            topic: topic.to_owned(),
+            partition: partition.parse().ok()?,
+            landing,
+        })
+    };
+    parsed().ok_or_else(|| {
+        "use TOPIC/PARTITION, like orders/3, or TOPIC/PARTITION/POSITION/OFFSET/INCARNATION from the bridge's error".to_owned()
+    })
 }
 
 fn record(text: &str) -> Result<(String, u32, u64), String> {
-    let parts = text.rsplit_once('/');
-    let parsed = parts.and_then(|(of, offset)| {
-        let (topic, number) = partition(of).ok()?;
-        Some((topic, number, offset.parse().ok()?))
-    });
-    parsed.ok_or_else(|| "use TOPIC/PARTITION/OFFSET, like orders/3/1041".to_owned())
+    let parsed = || {
+        let [topic, partition, offset] = text.split('/').collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        Some((topic.to_owned(), partition.parse().ok()?, offset.parse().ok()?))
+    };
+    parsed().ok_or_else(|| "use TOPIC/PARTITION/OFFSET, like orders/3/1041".to_owned())
 }
 
 fn file_name(file: &Path) -> anyhow::Result<String> {

@@ -154,7 +154,8 @@ pub(crate) struct GatewayArgs {
     #[arg(long, env = "MILLPOND_MAX_WAIT", value_name = "TIME", default_value = "10s")]
     pub(crate) max_wait: Time,
 
-    /// Maximum size of a request, both as sent and decompressed. The Collector's batches stay far below 16MiB.
+    /// Maximum size of a request, both as sent and decompressed; of a Kafka client's, which may have many, of each batch. The Collector's
+    /// batches stay far below 16MiB.
     #[arg(
         long,
         env = "MILLPOND_MAX_MESSAGE_BYTES",

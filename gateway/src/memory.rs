@@ -1,6 +1,8 @@
 //! The requests' share of the memory budget. No request holds bytes without a reservation, and requests that are still
 //! being read can never fill the budget and wait for each other.
 
+use std::time::Duration;
+
 use millpond_runtime::{Budget, OverBudget, Reservation};
 
 use crate::connections::{Scarce, Seat};
@@ -15,23 +17,43 @@ const ENTRY_BYTES: usize = 256 << 10;
 /// Memory of a request beside its message until the answer: its task and its HTTP/2 stream.
 const REQUEST_BYTES: usize = 12 << 10;
 
+/// The longest request of a Kafka client, which may have many messages: that of a broker (`socket.request.max.bytes`).
+const MANY_MESSAGES_BYTES: usize = 100 << 20;
+
 /// Controls access to the budget. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Admission {
     budget: Budget,
     entry: Budget,
+    /// Requests that are longer than a message take turns, or each would wait for memory that the others hold.
+    turns: Budget,
     /// A frame leaves HTTP/2's window as a whole, before its content is known.
     beside_message: usize,
 }
 
 impl Admission {
-    /// Admits requests with frames of at most `frame_bytes`.
-    pub(crate) fn new(budget: &Budget, frame_bytes: usize) -> Admission {
+    /// Admits requests with frames of at most `frame_bytes`, and with messages of at most `message_bytes`.
+    pub(crate) fn new(budget: &Budget, frame_bytes: usize, message_bytes: usize) -> Admission {
+        // Beside such a request, one of its messages has room twice: decompressed, and as rows. A quarter is for others.
+        let room = (budget.limit() / 4 * 3).saturating_sub(2 * message_bytes);
+        let longest = room.min(MANY_MESSAGES_BYTES).max(message_bytes);
         Admission {
             entry: budget.part(ENTRY_SHARE),
+            turns: Budget::new(longest, Duration::MAX),
             budget: budget.clone(),
             beside_message: REQUEST_BYTES + frame_bytes,
         }
+    }
+
+    /// The longest request with many messages.
+    pub(crate) fn longest(&self) -> usize {
+        self.turns.limit()
+    }
+
+    /// Waits, in order of arrival, for the turn of a request that is longer than a message. This comes before
+    /// [`enter`](Self::enter): while it waits, the request holds nothing.
+    pub(crate) async fn turn(&self, bytes: usize) -> Reservation {
+        self.turns.reserve_at_most(bytes as u64).await
     }
 
     /// Waits, in order of arrival, for the memory that a request needs at its entry. Meanwhile, connections with
@@ -51,6 +73,7 @@ impl Admission {
             budget: self.budget.clone(),
             beside_message: self.beside_message,
             entry: Some(entry),
+            turn: None,
         })
     }
 }
@@ -62,9 +85,15 @@ pub(crate) struct HeldMemory {
     reservation: Reservation,
     beside_message: usize,
     entry: Option<Reservation>,
+    turn: Option<Reservation>,
 }
 
 impl HeldMemory {
+    /// Keeps the turn of a long request until all of its messages are taken out of it.
+    pub(crate) fn keep(&mut self, turn: Reservation) {
+        self.turn = Some(turn);
+    }
+
     /// Waits until the reservation covers `bytes` of the message.
     pub(crate) async fn grow_to(&mut self, bytes: usize) -> Result<(), OverBudget> {
         let missing = (self.beside_message + bytes).saturating_sub(self.reservation.bytes());
@@ -95,13 +124,12 @@ impl HeldMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     const LIMIT: usize = 4 << 20;
 
     fn admission() -> (Budget, Admission) {
         let budget = Budget::new(LIMIT, Duration::from_secs(10));
-        let admission = Admission::new(&budget, 16 << 10);
+        let admission = Admission::new(&budget, 16 << 10, LIMIT / 8);
         (budget, admission)
     }
 
@@ -134,5 +162,24 @@ mod tests {
         assert!(message.bytes() >= 1_000);
         drop((settled, message, own));
         assert_eq!(budget.held(), 0);
+    }
+
+    /// A long request holds memory beside its bytes, which must fit, too, or it would wait for itself.
+    #[test]
+    fn the_longest_request_leaves_room_for_its_largest_message_twice() {
+        const MIB: usize = 1 << 20;
+        for (memory, message, expected) in [
+            (205, 16, 100),
+            (1_000, 16, 100),
+            (102, 16, 44),
+            // A message is a quarter at most.
+            (64, 16, 16),
+            (400, 100, 100),
+        ] {
+            let budget = Budget::new(memory * MIB, Duration::ZERO);
+            let longest = Admission::new(&budget, 64 << 10, message * MIB).longest();
+            assert_eq!(longest / MIB, expected, "{memory} MiB");
+            assert!(longest + 2 * message * MIB <= budget.limit() / 4 * 3);
+        }
     }
 }

@@ -359,7 +359,7 @@ mod tests {
     async fn a_request_that_waits_for_memory_takes_nothing_from_its_connection() {
         let budget = Budget::new(1 << 20, Duration::from_secs(10));
         let everything = budget.reserve(budget.limit()).await.expect("all of it");
-        let admission = Admission::new(&budget, FRAME_BYTES);
+        let admission = Admission::new(&budget, FRAME_BYTES, LIMITS.max_message_bytes);
         let buffers = Buffers::new(0);
 
         let mut asked = 0;

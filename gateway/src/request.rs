@@ -99,7 +99,11 @@ impl Service {
         let max_message_bytes = config.max_message_bytes.min(memory_limit / MESSAGE_SHARE);
         let max_requests = config.max_requests.clamp(1, Semaphore::MAX_PERMITS);
         Service {
-            admission: Admission::new(producer.budget(), config.max_frame_bytes as usize),
+            admission: Admission::new(
+                producer.budget(),
+                config.max_frame_bytes as usize,
+                max_message_bytes,
+            ),
             producer,
             limits: Limits {
                 max_message_bytes,

@@ -79,6 +79,7 @@ class Kafka(Service):
         module = "org.apache.kafka.common.security.plain.PlainLoginModule"
         if not beside:
             listeners += f",CONTROLLER://{self._controller}"
+        self._data = directory / f"{name}-data"
         self._role = "--no-initial-controllers" if beside else "--standalone"
         settings = {
             "process.roles": "broker" if beside else "broker,controller",
@@ -92,7 +93,7 @@ class Kafka(Service):
             ),
             "listener.name.secure.sasl.enabled.mechanisms": "PLAIN",
             "listener.name.secure.plain.sasl.jaas.config": f"{module} required {accounts};",
-            "log.dirs": directory / f"{name}-data",
+            "log.dirs": self._data,
             "num.partitions": 3,
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
@@ -124,6 +125,10 @@ class Kafka(Service):
     def ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=5):
             return True
+
+    def segment(self, topic: str, partition: int) -> Path:
+        """The file with a partition's first records."""
+        return self._data / f"{topic}-{partition}" / f"{0:020}.log"
 
     def lag(self, group: str) -> int:
         """The messages that a consumer group has not read, over all partitions. A group that has

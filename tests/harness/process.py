@@ -122,6 +122,12 @@ class Process:
         assert self._child is not None, f"{self.name} was not started"
         return self._child.pid
 
+    def peak_memory(self) -> int:
+        """The most resident memory so far, in bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+
     def running(self) -> bool:
         return self._child is not None and self._child.poll() is None
 

@@ -10,7 +10,7 @@ use rdkafka::consumer::Consumer;
 use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::time::Instant;
 
-use super::{Answer, BridgeError, GAP, GROUP, Loop, PLACE, POSITION};
+use super::{Answer, BridgeError, GAP, GROUP, Loop, PLACE, POSITION, SHOWN};
 use crate::client::{Partition, signed};
 use crate::metrics::PartitionLabels;
 use crate::partition::Reading;
@@ -23,9 +23,6 @@ const ASSIGN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The same while more places are to come.
 const ASSIGN_INTERVAL_SOUGHT: Duration = Duration::from_secs(1);
-
-/// The stopped partitions that `/readyz` explains.
-const STOPPED_SHOWN: usize = 3;
 
 impl Loop {
     /// Takes note of the group's assignment, and answers the group at once. Each partition is read as soon as its place is known.
@@ -136,8 +133,8 @@ impl Loop {
         metrics.stopped.get_or_create(&labels).set(1);
         tracing::error!("{reason}");
         self.stopped.push(reason);
-        let mut shown = self.stopped[..self.stopped.len().min(STOPPED_SHOWN)].join("; ");
-        if let Some(others @ 1..) = self.stopped.len().checked_sub(STOPPED_SHOWN) {
+        let mut shown = self.stopped[..self.stopped.len().min(SHOWN)].join("; ");
+        if let Some(others @ 1..) = self.stopped.len().checked_sub(SHOWN) {
             shown += &format!("; and {others} more, see the log");
         }
         self.bridge.readiness.waits(GAP, shown, Level::Error);

@@ -12,7 +12,7 @@ use rdkafka::topic_partition_list::TopicPartitionList;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Answer, GROUP, KAFKA, Loop, NOT_COMMITTED, PLACE, REFUSED, TOPIC, UNREADABLE};
+use super::{Answer, GROUP, KAFKA, Loop, NOT_COMMITTED, PLACE, REFUSED, STANDS, TOPIC, UNREADABLE, some_of};
 use crate::client::{Context, signed};
 use crate::commits::commit;
 use crate::metrics::PartitionLabels;
@@ -64,6 +64,7 @@ impl Loop {
             self.commit_offsets();
         }
         self.watch_partitions();
+        self.watch_arrivals();
         self.watch_connection();
         self.watch_group();
         self.watch_refusal();
@@ -72,15 +73,15 @@ impl Loop {
 
     fn show_lags(&self) {
         for (partition, reading) in &self.readings {
-            let end = self.consumer.context().end(partition);
-            let (Some(committed), Some(end)) = (reading.committed, end) else {
+            let extent = self.consumer.context().extent(partition);
+            let (Some(committed), Some(extent)) = (reading.committed, extent) else {
                 continue;
             };
             let labels = PartitionLabels {
                 topic: partition.0.clone(),
                 partition: partition.1,
             };
-            let lag = i64::try_from(end.saturating_sub(committed)).unwrap_or(i64::MAX);
+            let lag = i64::try_from(extent.end.saturating_sub(committed)).unwrap_or(i64::MAX);
             self.bridge.metrics.lag.get_or_create(&labels).set(lag);
         }
     }
@@ -111,6 +112,39 @@ impl Loop {
             for wait in [PLACE, NOT_COMMITTED, UNREADABLE] {
                 self.bridge.readiness.goes_on(wait);
             }
+        }
+    }
+
+    /// A partition that cannot be read is not read, whether librdkafka has an error for it or is silent.
+    fn watch_arrivals(&mut self) {
+        let now = Instant::now();
+        let mut standing = Vec::new();
+        for (partition, reading) in &mut self.readings {
+            reading.listen(self.consumer.context().extent(partition), self.is_paused, now);
+            let stands_at = reading.stands_at(now);
+            if let Some(offset) = stands_at {
+                standing.push(format!("{}/{} at offset {offset}", partition.0, partition.1));
+            }
+            let labels = PartitionLabels {
+                topic: partition.0.clone(),
+                partition: partition.1,
+            };
+            let stopped = &self.bridge.metrics.stopped;
+            match stands_at.or_else(|| reading.unreadable_at()) {
+                Some(_) => {
+                    stopped.get_or_create(&labels).set(1);
+                }
+                None => {
+                    stopped.remove(&labels);
+                }
+            }
+        }
+        match standing.is_empty() {
+            true => self.bridge.readiness.goes_on(STANDS),
+            false => self
+                .bridge
+                .readiness
+                .waits(STANDS, some_of(standing), Level::Warn),
         }
     }
 

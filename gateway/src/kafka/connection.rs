@@ -169,14 +169,15 @@ impl<'a> Session<'a> {
             ));
         }
         let max = match is_known {
-            true => self.service.max_message_bytes() + AROUND_RECORDS,
+            // One of many batches, each with a topic or a partition.
+            true => self.service.admission().longest() + AROUND_RECORDS,
             false => STRANGERS_MAX,
         };
         match usize::try_from(i32::from_be_bytes(length)) {
             Ok(length) if length <= max => Ok(length),
             Ok(length) => Err(Refused::NotKafka(format!(
-                "a request of {length} bytes, the limit is {max}: lower the client's max.request.size, or raise the gateway's \
-                 --max-message-bytes"
+                "a request of {length} bytes, the limit is {max}: lower the client's max.request.size (BrokerMaxWriteBytes of franz-go, \
+                 MaxRequestSize of Sarama), or raise the gateway's --memory-limit, up to which the limit is that of a broker, 100 MiB"
             ))),
             Err(_) => Err(Refused::NotKafka("a request with a negative length".to_owned())),
         }
@@ -189,12 +190,21 @@ impl<'a> Session<'a> {
         length: usize,
     ) -> Result<(Bytes, HeldMemory), Refused> {
         // Like a broker without memory, the gateway does not read on until there is some.
+        let admission = self.service.admission();
+        let is_long = length > self.service.max_message_bytes() + AROUND_RECORDS;
+        let turn = match is_long {
+            true => Some(admission.turn(length).await),
+            false => None,
+        };
         let mut held = loop {
-            if let Ok(held) = self.service.admission().enter(Some(&self.seat)).await {
+            if let Ok(held) = admission.enter(Some(&self.seat)).await {
                 break held;
             }
             sleep(MEMORY_PAUSE).await;
         };
+        if let Some(turn) = turn {
+            held.keep(turn);
+        }
         let _reading = self.seat.holding(Scarce::Reading);
         let mut frame = Vec::new();
         while frame.len() < length {

@@ -509,6 +509,78 @@ async fn a_stopping_gateway_finishes_a_request_that_waits_for_memory() {
     assert_eq!(outcomes(&answer), [accepted(), accepted()]);
 }
 
+/// franz-go makes one request of the batches of all partitions.
+fn many_batches(batch: &[u8], count: usize) -> Vec<u8> {
+    let names: Vec<String> = (0..count).map(|number| format!("events.{number}")).collect();
+    let partition = [(0, batch)];
+    let topics: Vec<_> = names.iter().map(|name| (&**name, &partition[..])).collect();
+    produce_all(-1, &topics)
+}
+
+/// Memory of 16 MiB, messages of 256 KiB: the longest request has 11.5 MiB.
+async fn small_messages() -> Running {
+    let config = millpond_producer::Config {
+        max_wait: PATIENCE,
+        ..producer_config()
+    };
+    let limits = Config {
+        max_message_bytes: 256 << 10,
+        ..Config::default()
+    };
+    start(config, limits).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_requests_of_many_batches_take_turns() {
+    const BATCHES: usize = 40;
+    const CLIENTS: usize = 6;
+    let gateway = small_messages().await;
+    let row = format!("{{\"text\":\"{}\"}}", "x".repeat(200 << 10));
+    // Together they are three times as long as the memory.
+    let request = many_batches(&batch(&values(&[&row])), BATCHES);
+    let address = gateway.kafka_address;
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let request = request.clone();
+            tokio::spawn(async move {
+                let mut client = Client::connect(address).await;
+                client.ask(PRODUCE, PRODUCE_VERSION, &request).await
+            })
+        })
+        .collect();
+    for client in clients {
+        let answer = client.await.expect("no panic").expect("an answer");
+        assert_eq!(outcomes(&answer), vec![accepted(); BATCHES]);
+    }
+    gateway.assert_well().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_request_may_have_no_long_batch() {
+    let gateway = small_messages().await;
+    let mut client = Client::connect(gateway.kafka_address).await;
+    let rows = |length| batch(&values(&[&format!("{{\"text\":\"{}\"}}", "x".repeat(length))]));
+    let (short, long) = (rows(200 << 10), rows(300 << 10));
+    let request = produce_all(
+        -1,
+        &[
+            ("one", &[(0, &short[..])]),
+            ("two", &[(0, &long[..])]),
+            ("three", &[(0, &short[..])]),
+        ],
+    );
+    let answer = client.ask(PRODUCE, PRODUCE_VERSION, &request).await;
+    let errors: Vec<_> = outcomes(&answer.expect("an answer"))
+        .into_iter()
+        .map(|outcome| outcome.error)
+        .collect();
+    assert_eq!(errors, [0, 10, 0]);
+    // More than 11.5 MiB.
+    let request = many_batches(&short, 60);
+    assert_eq!(client.ask(PRODUCE, PRODUCE_VERSION, &request).await, None);
+    gateway.assert_well().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn bytes_that_are_not_kafkas_end_the_connection_alone() {
     let gateway = start(producer_config(), Config::default()).await;
