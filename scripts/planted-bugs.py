@@ -733,6 +733,9 @@ CATCHERS = {
     "page-ahead-ends-term": [
         paged("all_that_lies_before_a_damaged_page_is_delivered_first", r"left: \d+")
     ],
+    "page-ends-other-streams": [
+        paged("streams_with_other_pages_go_on_beside_damaged_ones", r"left: \d+")
+    ],
     "replay-beside-repair": [
         refusing(
             "a_letter_is_not_replayed_beside_a_repair_that_may_send_its_row",

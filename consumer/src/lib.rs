@@ -72,7 +72,6 @@ use shard::{Admitted, Shard};
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use terms::Ended;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -185,7 +184,7 @@ impl Consumer {
         let driver = |shard| Shard {
             repair: self.config.repair_of(shard).cloned(),
             config: self.config.clone(),
-            take_over: false,
+            take_over: self.config.take_over,
             claim: self.claim(&buffer, shard),
             worker: worker.clone(),
             shutdown: shutdown.clone(),
@@ -193,11 +192,7 @@ impl Consumer {
             membership: membership.clone(),
             watching: self.watching.clone(),
         };
-        let begin = |shard| Shard {
-            take_over: self.config.take_over,
-            ..driver(shard)
-        };
-        let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(begin).collect();
+        let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(driver).collect();
         // The first shard decides for all, so that no two consumers get a table in one shard each.
         if let Some(first) = waiting.first_mut() {
             let Some(admitted) = first.ask_for_tables().await? else {
@@ -247,20 +242,24 @@ impl Consumer {
                 }
                 Some(rested) = resting.join_next(), if !shutdown.is_cancelled() => {
                     let rested: Rested = rested.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-                    shards.spawn(driver(rested.shard).run_again(rested));
+                    shards.spawn(rested.run_again());
                     continue;
                 }
             };
             let Some(ended) = ended else { break };
-            let Ended { shard, known, end } =
-                ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-            match end {
+            let ended = ended.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
+            let (shard, known, take_over) = (ended.shard, ended.known, ended.take_over);
+            match ended.end {
                 Ok(()) => {}
                 Err(why) if self.goes_on(shard, &why) && !shards.is_empty() && !shutdown.is_cancelled() => {
                     self.metrics.shard_failures.inc();
                     // Nothing that it waited for concerns anybody any more.
                     self.readiness.forget();
-                    resting.spawn(driver(shard).rest(known, &why));
+                    let shard = Shard {
+                        take_over,
+                        ..driver(shard)
+                    };
+                    resting.spawn(shard.rest(known, &why));
                 }
                 ended => {
                     shutdown.cancel();

@@ -97,7 +97,7 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
             return Err(ReplayError::NoProgram(letter.stream));
         }
     }
-    if let Some(repair) = repair_of(store, &letter).await? {
+    if let Some(repair) = repair_of(store, sink, &letter).await? {
         return Err(ReplayError::Repaired(repair));
     }
     let batch = batch(&letter)?;
@@ -136,12 +136,24 @@ pub async fn replay(store: &Store, sink: &Arc<dyn Sink>, key: &str) -> Result<u6
 
 /// The cursor of an unfinished repair that may still send the record of a dead letter. It asks for the record as the replay does, and
 /// neither sees the other's INSERT in flight.
-async fn repair_of(store: &Store, letter: &DeadLetter) -> Result<Option<String>, ReplayError> {
+async fn repair_of(
+    store: &Store,
+    sink: &Arc<dyn Sink>,
+    letter: &DeadLetter,
+) -> Result<Option<String>, ReplayError> {
     let repair = layout::repair(&letter.consumer);
     let cursor = cas::read::<Cursor>(store, &layout::cursor(letter.shard, &repair)).await?;
-    let may_send = cursor.is_some_and(|Snapshot { state, .. }| {
-        !state.is_removed() && state.start <= letter.sequence && state.next(&letter.stream) <= letter.sequence
-    });
+    let Some(Snapshot { state, .. }) = cursor else {
+        return Ok(None);
+    };
+    if state.is_removed() && state.unsettled {
+        // It was given up in the middle of its work.
+        let all = rounds::requests_of(letter.buffer_id, letter.shard, &letter.consumer);
+        sink.settle(&format!("{all}{repair}/"), None).await?;
+    }
+    let may_send = !state.is_removed()
+        && state.start <= letter.sequence
+        && state.next(&letter.stream) <= letter.sequence;
     Ok(may_send.then_some(repair))
 }
 

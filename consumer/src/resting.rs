@@ -18,7 +18,7 @@ const TRIAL: Duration = Duration::from_secs(90);
 
 /// A shard that is to be begun again.
 pub(crate) struct Rested {
-    pub(crate) shard: u32,
+    shard: Shard,
     /// This process has seen the cursor, so a missing one was removed.
     known: bool,
     /// The reason why it did not go on.
@@ -37,16 +37,23 @@ impl Shard {
                 never = show(&self.claim.readiness, self.claim.shard, &reason) => match never {},
             }
             Rested {
-                shard: self.claim.shard,
+                shard: self,
                 known,
                 reason,
             }
         }
     }
+}
 
+impl Rested {
     /// Begins the shard again. The reason is shown until it has gone on for a while.
-    pub(crate) async fn run_again(self, Rested { known, reason, .. }: Rested) -> Ended {
-        let (readiness, shard) = (self.claim.readiness.clone(), self.claim.shard);
+    pub(crate) async fn run_again(self) -> Ended {
+        let Rested {
+            shard: driver,
+            known,
+            reason,
+        } = self;
+        let (readiness, shard) = (driver.claim.readiness.clone(), driver.claim.shard);
         let trial = async {
             tokio::select! {
                 () = sleep(TRIAL) => {}
@@ -57,7 +64,7 @@ impl Shard {
         };
         tokio::select! {
             biased;
-            ended = self.run_knowing(known) => ended,
+            ended = driver.run_knowing(known) => ended,
             never = trial => match never {},
         }
     }

@@ -77,8 +77,8 @@ pub(crate) struct Tenure<'a> {
     /// The leader, while it tells of commits.
     watch: Watch,
     loading: Option<Loading<'a>>,
-    /// A page that could not be read.
-    unreadable: Option<Unreadable>,
+    /// Pages that could not be read, by their first sequence.
+    unreadable: BTreeMap<u64, Unreadable>,
     swapping: Option<Swapping>,
     /// The channel on which batches report what the sink refuses.
     refusals: Refusals,
@@ -153,7 +153,7 @@ impl<'a> Tenure<'a> {
             discovery: Discovery::new(shard.watching.is_some(), shard.config.poll_interval),
             watch: Watch::default(),
             loading: None,
-            unreadable: None,
+            unreadable: BTreeMap::new(),
             swapping: None,
             refusals,
             refused,
@@ -232,18 +232,19 @@ impl<'a> Tenure<'a> {
             {
                 return self.release().await;
             }
-            // Nothing is left to do before the page.
-            if is_still
-                && !decision.progress
-                && self.settling.is_none()
-                && let Some(unreadable) = self.unreadable.take()
-            {
-                return Err(unreadable.why);
-            }
             self.look_overdue();
             self.begin_read();
             self.begin_watch();
             self.begin_load();
+            // Nothing is left to do before the page, nor in any other page.
+            if is_still
+                && !decision.progress
+                && self.settling.is_none()
+                && self.loading.is_none()
+                && let Some((_, unreadable)) = self.unreadable.pop_first()
+            {
+                return Err(unreadable.why);
+            }
             let timer = self.next_timer(&decision);
             // None of these branches stays ready forever, so none starves another. The fixed order makes a seed
             // reproducible.

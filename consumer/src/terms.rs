@@ -26,6 +26,8 @@ pub(crate) struct Ended {
     pub(crate) shard: u32,
     /// This process has seen the cursor, so a missing one was removed.
     pub(crate) known: bool,
+    /// It was to take over, and has not.
+    pub(crate) take_over: bool,
     pub(crate) end: Result<(), ConsumeError>,
 }
 
@@ -38,24 +40,26 @@ impl Shard {
 
     /// Like [`run`](Self::run). `known`: this process has seen the cursor, so a missing one was removed.
     pub(crate) async fn run_knowing(self, mut known: bool) -> Ended {
-        let claim = self.claim.clone();
-        let end = match self.serve_terms(&mut known).await {
+        let (claim, mut take_over) = (self.claim.clone(), self.take_over);
+        let end = match self.serve_terms(&mut known, &mut take_over).await {
             Err(removed @ ConsumeError::Removed { .. }) => Err(claim.why_removed(removed).await),
             end => end,
         };
         Ended {
             shard: claim.shard,
             known,
+            take_over,
             end,
         }
     }
 
-    async fn serve_terms(self, known: &mut bool) -> Result<(), ConsumeError> {
-        let mut take_over = self.take_over;
+    async fn serve_terms(self, known: &mut bool, take_over: &mut bool) -> Result<(), ConsumeError> {
         loop {
-            let Some(owned) = self.stand_by(take_over, known).await? else {
+            let Some(owned) = self.stand_by(*take_over, known).await? else {
                 return Ok(());
             };
+            // If this process took the cursor back at once, it and the next owner would fight over it.
+            *take_over = false;
             self.worker.metrics.owned_shards.inc();
             // The term ends with the process, or before.
             let here = Shard {
@@ -87,8 +91,6 @@ impl Shard {
                 never = self.give_away(&here.shutdown) => match never {},
             };
             self.worker.metrics.owned_shards.dec();
-            // If this process took the cursor back at once, it and the next owner would fight over it.
-            take_over = false;
             // A repair ends by itself. A shard that was given away may come back.
             let was_given = here.shutdown.is_cancelled() && !self.shutdown.is_cancelled();
             if matches!(term?, TermEnd::Released) && !was_given {

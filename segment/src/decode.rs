@@ -1,6 +1,8 @@
 //! Reading: from the bytes of a stream's part to its messages. Blocks share the bytes of the part; messages borrow
 //! them.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use bytes::Bytes;
 use prost::encoding::decode_varint;
 
@@ -161,19 +163,41 @@ impl OpenBlock {
     /// Leaves its buffer to the next block: fresh memory costs as much time as the decompression.
     pub fn close(self, decompressor: &mut Decompressor) {
         if let Some(raw) = self.raw {
-            decompressor.give_back(raw);
+            decompressor.spare.push(raw);
         }
     }
 }
 
-/// Buffers that a decompressor keeps beside its own.
-const SPARE_MAX: usize = 8;
+/// Bytes of the buffers in a [`Spare`].
+const SPARE_MAX: usize = 16 << 20;
+
+/// Buffers that decompressors share: at most 16 MiB. Clones share them, too.
+#[derive(Debug, Clone, Default)]
+pub struct Spare(Arc<Mutex<Vec<Vec<u8>>>>);
+
+impl Spare {
+    fn buffers(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pop(&self) -> Option<Vec<u8>> {
+        self.buffers().pop()
+    }
+
+    fn push(&self, buffer: Vec<u8>) {
+        let mut buffers = self.buffers();
+        let kept: usize = buffers.iter().map(Vec::capacity).sum();
+        if kept + buffer.capacity() <= SPARE_MAX {
+            buffers.push(buffer);
+        }
+    }
+}
 
 /// A zstd context and buffers, which a worker reuses for every block.
 pub struct Decompressor {
     zstd: zstd::bulk::Decompressor<'static>,
     buffer: Vec<u8>,
-    spare: Vec<Vec<u8>>,
+    spare: Spare,
 }
 
 impl Decompressor {
@@ -182,23 +206,24 @@ impl Decompressor {
         Ok(Self {
             zstd: zstd::bulk::Decompressor::new()?,
             buffer: Vec::new(),
-            spare: Vec::new(),
+            spare: Spare::default(),
         })
+    }
+
+    /// Takes and leaves buffers here.
+    #[must_use]
+    pub fn sharing(mut self, spare: Spare) -> Self {
+        self.spare = spare;
+        self
     }
 
     /// The last block's content, in memory of about its length. Another buffer takes its place.
     fn take(&mut self) -> Vec<u8> {
         let length = self.buffer.len();
-        if self.buffer.capacity() > length + length / 8 {
+        if self.buffer.capacity() > length + length / 16 {
             return self.buffer.clone();
         }
         std::mem::replace(&mut self.buffer, self.spare.pop().unwrap_or_default())
-    }
-
-    fn give_back(&mut self, buffer: Vec<u8>) {
-        if self.spare.len() < SPARE_MAX && buffer.capacity() <= SCRATCH_KEPT_MAX {
-            self.spare.push(buffer);
-        }
     }
 
     /// Never writes more than `raw_len` bytes, whatever the frame declares.

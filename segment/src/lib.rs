@@ -19,7 +19,9 @@ mod index;
 mod limits;
 
 pub use block::{BLOCK_HEADER_LEN, Compression};
-pub use decode::{Block, Blocks, Decompressor, Message, Messages, OpenBlock, RawBlock, blocks, verify};
+pub use decode::{
+    Block, Blocks, Decompressor, Message, Messages, OpenBlock, RawBlock, Spare, blocks, verify,
+};
 pub use encode::{
     BlockBuilder, CompressError, Compressor, EncodedBlock, EncodedSegment, MessageTooLarge, PushError,
     SegmentBuilder,

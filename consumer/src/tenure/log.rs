@@ -54,7 +54,7 @@ const PAGES_AHEAD: usize = 2;
 /// The time after which a page that could not be read is read again.
 const PAGE_AGAIN: Duration = Duration::from_secs(60);
 
-/// A page that could not be read. The term ends when nothing before it is left to do.
+/// A page that could not be read. The term ends when nothing is left to do before it and in others.
 pub(super) struct Unreadable {
     page: PageReference,
     pub(super) why: ConsumeError,
@@ -235,10 +235,10 @@ impl Tenure<'_> {
         if self.loading.is_some() {
             return;
         }
-        let unreadable = self.unreadable.as_ref().map(|unreadable| &unreadable.page);
+        let unreadable = |page: &PageReference| self.unreadable.contains_key(&page.first);
         let missing = wanted
             .into_iter()
-            .find(|page| !known.log.is_loaded(page) && Some(page) != unreadable);
+            .find(|page| !known.log.is_loaded(page) && !unreadable(page));
         let shard = self.shard;
         self.loading = missing.map(|page| {
             async move {
@@ -249,16 +249,18 @@ impl Tenure<'_> {
         });
     }
 
-    /// Forgets the page that could not be read when it is time to read it again, or when the log has trimmed it.
+    /// Forgets pages that could not be read when it is time to read them again, or when the log has trimmed them.
     fn forget_unreadable(&mut self) {
         let pages = self.log.as_ref().map_or(&[][..], |known| &known.log.pages);
-        let is_over = |unreadable: &mut Unreadable| {
-            Instant::now() >= unreadable.again_at || !pages.contains(&unreadable.page)
-        };
-        if let Some(Unreadable { page, .. }) = self.unreadable.take_if(is_over) {
-            let key = layout::page(self.shard.claim.shard, page.first, page.page);
-            self.shard.claim.readiness.goes_on(&key);
-        }
+        let claim = &self.shard.claim;
+        self.unreadable.retain(|_, Unreadable { page, again_at, .. }| {
+            let stays = Instant::now() < *again_at && pages.contains(page);
+            if !stays {
+                let key = layout::page(claim.shard, page.first, page.page);
+                claim.readiness.goes_on(&key);
+            }
+            stays
+        });
     }
 
     pub(super) fn loaded(
@@ -285,11 +287,12 @@ impl Tenure<'_> {
             // The batches before it need not suffer, and the operator may move the consumer past it.
             let key = layout::page(self.shard.claim.shard, reference.first, reference.page);
             self.shard.claim.readiness.waits(&key, &why, Level::Error);
-            self.unreadable = Some(Unreadable {
+            let unreadable = Unreadable {
                 page: reference.clone(),
                 why,
                 again_at: Instant::now() + PAGE_AGAIN,
-            });
+            };
+            self.unreadable.insert(reference.first, unreadable);
         }
         Ok(())
     }

@@ -168,8 +168,8 @@ impl Tenure<'_> {
         if self.reading.is_none() {
             timer = timer.min(self.poll_at);
         }
-        if let Some(unreadable) = &self.unreadable {
-            timer = timer.min(unreadable.again_at);
+        if let Some(again_at) = self.unreadable.values().map(|it| it.again_at).min() {
+            timer = timer.min(again_at);
         }
         if let Some(wakes_at) = self.discovery.wakes_at(Instant::now()) {
             timer = timer.min(wakes_at);

@@ -3,7 +3,9 @@
 
 use crate::support::{Log, OTHER, Running, STREAM, Table, config, eventually, start};
 use millpond_consumer::{Config, ConsumeError};
-use millpond_manifest::layout;
+use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::cursor::Seen;
+use millpond_manifest::{Cursor, layout};
 use millpond_storage::unreliable::{Fault, Faults, On, WriteFaults};
 use millpond_storage::{Cas, Store};
 use std::collections::BTreeMap;
@@ -278,6 +280,37 @@ async fn all_that_lies_before_a_damaged_page_is_delivered_first() {
     overwrite(&log.store, &key, whole).await;
     let consumer = start(&log.store, successor("b"), &table);
     delivered(&log, consumer, &table).await;
+}
+
+/// The first stream stands at two lost pages in a row, and the other one is behind them.
+#[tokio::test(start_paused = true)]
+async fn streams_with_other_pages_go_on_beside_damaged_ones() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit(&[1]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let table = Table::open("table");
+    let first = start(&log.store, config("a"), &table);
+    acknowledged(&log, STREAM, 2).await;
+    acknowledged(&log, OTHER, 2).await;
+    first.stop().await.unwrap();
+    log.commit(&[20; 7]).await;
+    log.commit_to(OTHER, &[20; 7]).await;
+    log.commit(&[1]).await;
+    log.seal(3).await;
+    let key = layout::cursor(0, "default");
+    let found = cas::read::<Cursor>(&log.store, &key).await.unwrap().unwrap();
+    let mut cursor = found.state;
+    cursor.acknowledge(OTHER, 9).unwrap();
+    cursor.see(Seen::newest(&log.manifest().await.state).unwrap());
+    let swapped = cas::swap(&log.store, &key, Some(&found.version), cursor.stamped(9)).await;
+    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
+    for place in [0, 1] {
+        log.store.delete(&log.page_key(place).await).await.unwrap();
+    }
+    let consumer = start(&log.store, successor("b"), &table);
+    let error = consumer.task.await.unwrap().unwrap_err();
+    assert!(matches!(error, ConsumeError::Lost { .. }), "{error}");
+    assert_eq!(table.rows().len(), 2 + 7 * 20);
 }
 
 #[tokio::test]

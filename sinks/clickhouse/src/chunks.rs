@@ -17,7 +17,7 @@ use millpond_consumer::{
     Batch, BatchingPolicy, Chunk, Cut, Opened, Part, PartKeys, Received, Record, RowId, SinkError,
 };
 use millpond_otlp::{Malformed, Signal, record_alone, validate};
-use millpond_segment::{Decompressor, Encoding, Limits, Message, RawBlock};
+use millpond_segment::{Decompressor, Encoding, Limits, Message, RawBlock, Spare};
 use opened::{OpenPart, OpenParts};
 use prometheus_client::metrics::counter::Counter;
 use signals::{Logs, Metrics, Traces};
@@ -49,6 +49,12 @@ impl Workspace {
             traces: Traces::default(),
             metrics: Metrics::default(),
         })
+    }
+
+    /// The same, whose blocks have their buffers from here.
+    pub(crate) fn sharing(self, spare: Spare) -> Self {
+        let decompressor = self.decompressor.sharing(spare);
+        Self { decompressor, ..self }
     }
 
     /// The same, whose chunks are compressed in this way.

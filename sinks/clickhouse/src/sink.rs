@@ -19,7 +19,7 @@ use millpond_consumer::{
 };
 use millpond_otlp::Signal;
 use millpond_runtime::{Environment as _, SystemEnvironment, blocking};
-use millpond_segment::Encoding;
+use millpond_segment::{Encoding, Spare};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -45,6 +45,7 @@ pub struct ClickHouse {
     sorting: Arc<Sorting>,
     warned: OnceLock<()>,
     workspaces: Mutex<Vec<Workspace>>,
+    spare: Spare,
     filtered: Family<StreamLabel, Counter>,
 }
 
@@ -101,6 +102,7 @@ impl ClickHouse {
             config,
             warned: OnceLock::new(),
             workspaces: Mutex::default(),
+            spare: Spare::default(),
             filtered: Family::default(),
         })
     }
@@ -162,6 +164,7 @@ impl ClickHouse {
             .pop();
         let made = || {
             let workspace = Workspace::new()?.sorting(Arc::clone(&self.sorting));
+            let workspace = workspace.sharing(self.spare.clone());
             workspace.compressing(self.config.compression)
         };
         let mut workspace = kept
@@ -185,6 +188,9 @@ fn check_events(config: &Config) -> Result<(), SinkError> {
     let mut streams = BTreeSet::new();
     let mut tables: BTreeSet<&str> = Table::ALL.iter().map(|table| table.name(config)).collect();
     for EventTable { stream, table, .. } in &config.event_tables {
+        // A cursor has the names of streams with programs.
+        millpond_segment::check_stream_name(stream)
+            .map_err(|error| SinkError::Schema(format!("the tables for events: {error}")))?;
         if Signal::of_stream(stream).is_some() {
             return Err(SinkError::Schema(format!(
                 "stream {stream} is for OTLP, whose tables have options of their own: leave it out of the tables for events"

@@ -540,6 +540,11 @@ async fn a_table_that_events_cannot_fill_ends_the_start() {
     };
     let error = ClickHouse::open(two).await.unwrap_err();
     assert!(error.to_string().contains("two tables"), "{error}");
+    // The cursor of a consumer with a program for it could not be read any more.
+    let mut no_stream = config(&server, &[]);
+    no_stream.event_tables[0].stream = "acme.*".to_owned();
+    let error = ClickHouse::open(no_stream).await.unwrap_err();
+    assert!(error.to_string().contains("acme.*"), "{error}");
 }
 
 #[tokio::test]
