@@ -247,7 +247,7 @@ mod absent {
     pub(super) enum Program {}
 
     #[derive(Default)]
-    pub(super) struct Runner;
+    pub(super) struct Runner {}
 
     impl Program {
         pub(super) fn compile(_: &str, _: &str) -> Result<(Program, Option<String>), String> {
