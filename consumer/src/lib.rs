@@ -236,7 +236,12 @@ impl Consumer {
                         membership.set_shards(new.end);
                     }
                     for shard in new {
-                        shards.spawn(driver(shard).run());
+                        // A new shard has no owner that the operator could have meant.
+                        let shard = Shard {
+                            take_over: false,
+                            ..driver(shard)
+                        };
+                        shards.spawn(shard.run());
                     }
                     continue;
                 }
