@@ -61,14 +61,25 @@ async fn waits_for(consumer: &Running, what: &str) {
     .await;
 }
 
+/// Damages the manifest of a shard, and waits until the shard rests. Returns the right content.
+async fn damage(log: &Log, consumer: &Running, shard: u32) -> Bytes {
+    let right = content(log, shard).await;
+    replace(log, shard, Bytes::from_static(b"damaged")).await;
+    waits_for(
+        consumer,
+        &format!("shard {shard:04}: shards/{shard:04}/manifest: "),
+    )
+    .await;
+    right
+}
+
 /// A consumer whose second shard rests.
 async fn beside_a_damaged_shard() -> (Log, Running) {
     let table = Table::open("table");
     let mut log = two_shards().await;
     let consumer = start(&log.store, config("a"), &table);
     goes_on(&mut log, &table).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0001: ").await;
+    damage(&log, &consumer, 1).await;
     (log, consumer)
 }
 
@@ -78,9 +89,7 @@ async fn a_damaged_shard_stops_no_other_and_goes_on_when_it_is_restored() {
     let mut log = two_shards().await;
     let consumer = start(&log.store, config("a"), &table);
     goes_on(&mut log, &table).await;
-    let right = content(&log, 1).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0001: shards/0001/manifest: ").await;
+    let right = damage(&log, &consumer, 1).await;
     for _ in 0..5 {
         goes_on(&mut log, &table).await;
         sleep(MINUTE).await;
@@ -113,9 +122,7 @@ async fn a_consumer_that_is_removed_from_a_resting_shard_stays_removed() {
     let mut log = two_shards().await;
     let consumer = start(&log.store, config("a"), &table);
     goes_on(&mut log, &table).await;
-    let right = content(&log, 1).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0001: ").await;
+    let right = damage(&log, &consumer, 1).await;
     let key = layout::cursor(1, "default");
     let found = cas::read::<Cursor>(&log.store, &key).await.unwrap().unwrap();
     let removed = found.state.remove().stamped(9);
@@ -142,9 +149,7 @@ async fn a_process_does_not_take_a_shard_over_again_after_it_has_rested() {
     };
     let first = start(&log.store, first, &table);
     goes_on(&mut log, &table).await;
-    let right = content(&log, 1).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&first, "shard 0001: ").await;
+    let right = damage(&log, &first, 1).await;
     replace(&log, 1, right).await;
     let owner = async || {
         let cursor = cas::read::<Cursor>(&log.store, &layout::cursor(1, "default")).await;
@@ -184,11 +189,9 @@ async fn new_shards_are_found_while_others_rest() {
         task,
     };
     goes_on(&mut log, &table).await;
-    replace(&log, 1, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0001: ").await;
+    damage(&log, &consumer, 1).await;
     sleep(MINUTE / 2).await;
-    replace(&log, 2, Bytes::from_static(b"damaged")).await;
-    waits_for(&consumer, "shard 0002: ").await;
+    damage(&log, &consumer, 2).await;
     grow(&log, 4).await;
     sleep(3 * MINUTE).await;
     let mut text = String::new();
