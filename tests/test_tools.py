@@ -60,8 +60,10 @@ def test_bench_telemetry(tmp_path):
     run(BIN_DIR / "bench", "--only", "telemetry", "--short", "--results", tmp_path)
     [file] = tmp_path.iterdir()
     results = json.loads(file.read_text())
-    assert [found["points"]["min"] > 0 for found in results["telemetry"]] == [False, True, True, True]
-    assert results["telemetry"][3]["spans"]["min"] > 0
+    nothing, *pushing = results["telemetry"]
+    assert nothing["points"]["max"] == 0
+    assert min(found["points"]["min"] for found in pushing) > 0
+    assert pushing[-1]["spans"]["min"] > 0
 
 
 def test_bench_growth():

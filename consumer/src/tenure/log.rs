@@ -61,6 +61,11 @@ pub(super) struct Unreadable {
     pub(super) again_at: Instant,
 }
 
+/// The wait for such a page. The reason names the object.
+fn horizon(page: &PageReference) -> String {
+    format!("the log from sequence {} on", page.first)
+}
+
 pub(super) type Loading<'a> = BoxFuture<'a, (PageReference, Result<PageRead, ConsumeError>)>;
 pub(super) type Reading = BoxFuture<'static, Result<Reread<Manifest>, ReadError>>;
 
@@ -256,8 +261,7 @@ impl Tenure<'_> {
         self.unreadable.retain(|_, Unreadable { page, again_at, .. }| {
             let stays = Instant::now() < *again_at && pages.contains(page);
             if !stays {
-                let key = layout::page(claim.shard, page.first, page.page);
-                claim.readiness.goes_on(&key);
+                claim.readiness.goes_on(&horizon(page));
             }
             stays
         });
@@ -285,8 +289,8 @@ impl Tenure<'_> {
         };
         if let Err(why) = loaded {
             // The batches before it need not suffer, and the operator may move the consumer past it.
-            let key = layout::page(self.shard.claim.shard, reference.first, reference.page);
-            self.shard.claim.readiness.waits(&key, &why, Level::Error);
+            let readiness = &self.shard.claim.readiness;
+            readiness.waits(&horizon(reference), &why, Level::Error);
             let unreadable = Unreadable {
                 page: reference.clone(),
                 why,

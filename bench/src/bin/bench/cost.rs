@@ -133,7 +133,8 @@ pub(crate) async fn run(bodies: Option<&Path>, records: u64, settings: Settings)
     );
     clickhouse::check_exact(stack.clickhouse, records).await?;
     let per_million = |after: f64, before: f64| (after - before) / million(records);
-    let run = Run {
+    let load = per_million(load, 0.0);
+    Ok(Run {
         bodies: sent.bodies,
         seconds,
         floor,
@@ -141,11 +142,9 @@ pub(crate) async fn run(bodies: Option<&Path>, records: u64, settings: Settings)
         consumer: per_million(after[1], before[1]),
         engine: per_million(after[2], before[2]),
         engine_merged: per_million(merged, before[2]),
-        load: per_million(load, 0.0),
-        told: stack.told().await?,
-    };
-    stack.stop().await?;
-    Ok(run)
+        load,
+        told: stack.stop().await?,
+    })
 }
 
 fn cpu(processes: [&Process; 3]) -> anyhow::Result<[f64; 3]> {

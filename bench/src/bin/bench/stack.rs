@@ -212,32 +212,29 @@ impl Stack {
         Scrape::of(self.consumer_admin).await
     }
 
-    /// Number of spans and metric points that the processes have told of themselves.
-    pub(crate) async fn told(&self) -> anyhow::Result<[f64; 2]> {
-        let Some(receiver) = &self.receiver else {
-            return Ok([0.0; 2]);
-        };
-        let metrics = receiver.metrics().await?;
-        let of =
-            |stream: &str| metrics.sum("millpond_gateway_records_total", &format!("stream=\"{stream}\""));
-        Ok([of("otlp.traces"), of("otlp.metrics")])
-    }
-
     /// The buffer's folder.
     pub(crate) fn buffer(&self) -> PathBuf {
         self.directory.path().join("buffer")
     }
 
-    /// Stops the processes in the order of the data flow. Fails if one does not end cleanly.
-    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+    /// Stops the processes in the order of the data flow. Fails if one does not end cleanly. Returns the number of spans and of metric points
+    /// that they have told of themselves, the last ones at their ends.
+    pub(crate) async fn stop(self) -> anyhow::Result<[f64; 2]> {
         for gateway in self.gateways {
             gateway.process.stop().await?;
         }
         self.consumer.stop().await?;
+        let mut told = [0.0; 2];
         if let Some(receiver) = self.receiver {
+            let metrics = receiver.metrics().await?;
+            told = ["traces", "metrics"].map(|signal| {
+                let label = format!("signal=\"{signal}\"");
+                metrics.sum("millpond_gateway_records_total", &label)
+            });
             receiver.process.stop().await?;
         }
-        self.engine.stop().await
+        self.engine.stop().await?;
+        Ok(told)
     }
 }
 
