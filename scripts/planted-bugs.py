@@ -727,9 +727,7 @@ CATCHERS = {
     "rest-takes-over": [
         rested("a_process_does_not_take_a_shard_over_again_after_it_has_rested", r"left: Some")
     ],
-    "look-postponed": [
-        rested("new_shards_are_found_while_others_rest", r'left: .* 3"')
-    ],
+    "look-postponed": [rested("new_shards_are_found_while_others_rest", r'left: .* 3"')],
     "page-ahead-ends-term": [
         paged("all_that_lies_before_a_damaged_page_is_delivered_first", r"left: \d+")
     ],
