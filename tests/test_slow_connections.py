@@ -91,12 +91,6 @@ def _produce(address: str) -> None:
     assert refused == [None]
 
 
-def _peak_bytes(process) -> int:
-    with open(f"/proc/{process.pid}/status") as status:
-        lines = [line.split() for line in status]
-    return next(int(words[1]) << 10 for words in lines if words[0] == "VmHWM:")
-
-
 def test_good_clients_are_answered_beside_3000_slow_connections_on_each_port(site, crowd):
     kafka = f"127.0.0.1:{free_port()}"
     gateway = site.gateway("--listen-kafka", kafka)
@@ -167,7 +161,7 @@ def test_the_admin_port_takes_neither_memory_nor_descriptors_from_others(site, c
     crowd(gateway.admin, (ADMIN[1] + 95 * header,), 1_000)
     assert http_get(f"http://{gateway.admin}/metrics")[0] == 200
     export(gateway.address, GOOD)
-    assert _peak_bytes(gateway) < 128 << 20
+    assert gateway.peak_memory() < 128 << 20
     status, text = _admin_post(gateway.admin)
     assert (status, text) == (413, b"this port takes no request with a body\n")
 

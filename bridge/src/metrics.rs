@@ -6,6 +6,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::client::Partition;
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct TopicLabels {
     pub(crate) topic: String,
@@ -13,8 +15,17 @@ pub(crate) struct TopicLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct PartitionLabels {
-    pub(crate) topic: String,
-    pub(crate) partition: u32,
+    topic: String,
+    partition: u32,
+}
+
+impl PartitionLabels {
+    pub(crate) fn of((topic, partition): &Partition) -> PartitionLabels {
+        PartitionLabels {
+            topic: topic.clone(),
+            partition: *partition,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

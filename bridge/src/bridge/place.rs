@@ -125,10 +125,7 @@ impl Loop {
     fn give_up(&mut self, partition: &Partition, reason: String) {
         self.readings.remove(partition);
         let metrics = &self.bridge.metrics;
-        let labels = PartitionLabels {
-            topic: partition.0.clone(),
-            partition: partition.1,
-        };
+        let labels = PartitionLabels::of(partition);
         metrics.lag.remove(&labels);
         metrics.stopped.get_or_create(&labels).set(1);
         tracing::error!("{reason}");

@@ -77,10 +77,7 @@ impl Loop {
             let (Some(committed), Some(extent)) = (reading.committed, extent) else {
                 continue;
             };
-            let labels = PartitionLabels {
-                topic: partition.0.clone(),
-                partition: partition.1,
-            };
+            let labels = PartitionLabels::of(partition);
             let lag = i64::try_from(extent.end.saturating_sub(committed)).unwrap_or(i64::MAX);
             self.bridge.metrics.lag.get_or_create(&labels).set(lag);
         }
@@ -125,10 +122,7 @@ impl Loop {
             if let Some(offset) = stands_at {
                 standing.push(format!("{}/{} at offset {offset}", partition.0, partition.1));
             }
-            let labels = PartitionLabels {
-                topic: partition.0.clone(),
-                partition: partition.1,
-            };
+            let labels = PartitionLabels::of(partition);
             let stopped = &self.bridge.metrics.stopped;
             match stands_at.or_else(|| reading.unreadable_at()) {
                 Some(_) => {
