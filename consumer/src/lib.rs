@@ -181,10 +181,10 @@ impl Consumer {
         let membership = self.membership(&buffer);
         // A shard that ends with a reason for all ends the process. The other shards finish the work in flight.
         let shutdown = shutdown.child_token();
-        let driver = |shard| Shard {
+        let driver = |shard, take_over| Shard {
             repair: self.config.repair_of(shard).cloned(),
             config: self.config.clone(),
-            take_over: self.config.take_over,
+            take_over,
             claim: self.claim(&buffer, shard),
             worker: worker.clone(),
             shutdown: shutdown.clone(),
@@ -192,7 +192,8 @@ impl Consumer {
             membership: membership.clone(),
             watching: self.watching.clone(),
         };
-        let mut waiting: Vec<Shard> = self.shards(&buffer).into_iter().map(driver).collect();
+        let all = self.shards(&buffer).into_iter();
+        let mut waiting: Vec<Shard> = all.map(|shard| driver(shard, self.config.take_over)).collect();
         // The first shard decides for all, so that no two consumers get a table in one shard each.
         if let Some(first) = waiting.first_mut() {
             let Some(admitted) = first.ask_for_tables().await? else {
@@ -237,11 +238,7 @@ impl Consumer {
                     }
                     for shard in new {
                         // A new shard has no owner that the operator could have meant.
-                        let shard = Shard {
-                            take_over: false,
-                            ..driver(shard)
-                        };
-                        shards.spawn(shard.run());
+                        shards.spawn(driver(shard, false).run());
                     }
                     continue;
                 }
@@ -260,11 +257,7 @@ impl Consumer {
                     self.metrics.shard_failures.inc();
                     // Nothing that it waited for concerns anybody any more.
                     self.readiness.forget();
-                    let shard = Shard {
-                        take_over,
-                        ..driver(shard)
-                    };
-                    resting.spawn(shard.rest(known, &why));
+                    resting.spawn(driver(shard, take_over).rest(known, &why));
                 }
                 ended => {
                     shutdown.cancel();

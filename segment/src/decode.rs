@@ -125,15 +125,11 @@ impl Block {
     ///
     /// CPU work: run it on a blocking thread.
     pub fn open(self, decompressor: &mut Decompressor) -> Result<OpenBlock, Error> {
-        let decoded = self.decode(decompressor)?.len();
+        self.decode(decompressor)?;
         let raw = match self.header.compression {
             Compression::Stored => None,
             Compression::Zstd => Some(decompressor.take()),
         };
-        debug_assert!(
-            raw.as_ref().is_none_or(|raw| raw.len() == decoded),
-            "the buffer of this block"
-        );
         Ok(OpenBlock { block: self, raw })
     }
 }
@@ -147,11 +143,6 @@ pub struct OpenBlock {
 }
 
 impl OpenBlock {
-    /// The block.
-    pub fn block(&self) -> &Block {
-        &self.block
-    }
-
     /// Its content.
     pub fn raw(&self) -> RawBlock<'_> {
         RawBlock {

@@ -117,7 +117,7 @@ impl OpenPart {
 
     /// Returns false if the blocks are longer than the log says.
     fn has_room(&mut self, block: &OpenBlock) -> bool {
-        let left = self.bytes.checked_sub(block.block().raw_len());
+        let left = self.bytes.checked_sub(block.raw().len() as u64);
         self.bytes = left.unwrap_or(0);
         left.is_some()
     }
