@@ -7,7 +7,7 @@ use rdkafka::ClientContext;
 use rdkafka::bindings::{rd_kafka_clusterid, rd_kafka_mem_free};
 use rdkafka::client::Client;
 
-/// The id of the cluster, as the brokers told it last. Waits this long for the first answer. `None`: there is none yet.
+/// Returns the cluster's id as the brokers last reported it, or `None` if none has reported it within `wait`.
 #[expect(
     unsafe_code,
     reason = "librdkafka's cluster id has no other interface that frees it"

@@ -23,7 +23,7 @@ async fn two_shards() -> Log {
     log
 }
 
-/// Adds a shard, the last of so many, with a manifest without segments.
+/// Grows the buffer by one shard to this number, and gives the new shard an empty manifest.
 async fn grow(log: &Log, shards: u32) {
     let found = cas::read::<Buffer>(&log.store, layout::BUFFER)
         .await

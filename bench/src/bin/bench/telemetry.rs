@@ -17,7 +17,7 @@ pub(crate) struct Telemetry {
     pub(crate) records: u64,
     pub(crate) gateway: Spread,
     pub(crate) consumer: Spread,
-    /// Of both, relative to the run of the same repeat that pushed nothing.
+    /// The sum of both, relative to the run of the same repeat that pushed nothing.
     pub(crate) relative: Spread,
     /// Spans and metric points of a run.
     pub(crate) spans: Spread,
