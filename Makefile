@@ -98,7 +98,8 @@ bench-micro: ## Instructions and CPU time of the hot pieces, compared with BASE=
 	@exec scripts/bench-micro.sh $(BENCH_FLAGS)
 
 .PHONY: test
-test: test-rust planted-bugs test-seeds fuzz test-go test-clients test-deploy test-processes test-cluster ## Run every test (installs MinIO, a Collector, chDB, … into the cache first)
+test: ## Run every test (installs MinIO, a Collector, chDB, … into the cache first)
+	@scripts/test.sh
 
 .PHONY: collector
 collector: ## Build a Collector with Millpond's exporter (otel-exporter/builder.yaml) and print its path
@@ -108,22 +109,27 @@ collector: ## Build a Collector with Millpond's exporter (otel-exporter/builder.
 tools: ## Install the pinned tools and print their variables
 	@scripts/tools.sh
 
+# BUILT=1 skips it: the programs are there.
 .PHONY: build
 build:
+ifndef BUILT
 	@$(call section,cargo build)
 	# Builds the tests too: their features differ from the programs', and one build serves both.
 	cargo build --locked --workspace --all-targets
+endif
 
 .PHONY: test-rust
 test-rust: build ## Unit, property and integration tests of the crates
 	@$(call section,tools)
 	$(call tools)
 	$(call section,cargo test)
-	cargo test --locked --workspace
+	cargo test --locked --workspace --lib --bins --tests
 
+# Builds all tests once more, with every bug in them. So `make test` runs the tests of the crates here, and not twice.
 .PHONY: planted-bugs
-planted-bugs: ## Remove each rule of the protocols in turn (BUGS="fence-ignored …"): a test must fail
+planted-bugs: ## Run the tests of the crates, then remove each rule of the protocols in turn (BUGS="fence-ignored …"): a test must fail
 	@$(call section,planted bugs)
+	$(call tools)
 	python3 scripts/planted-bugs.py $(BUGS)
 
 .PHONY: fuzz
@@ -169,7 +175,7 @@ test-deploy: build ## The files in deploy/, checked against the program and thei
 
 # Tests mostly wait for processes, so several at a time use two cores better. Each worker has its own MinIO and ClickHouse.
 .PHONY: test-processes
-test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (TEST_WORKERS=3; Kafka with Java 17 and Maven)
+test-processes: build ## The whole pipeline as processes: MinIO, Collector, gateway, consumer, faults (TEST_WORKERS=5; Kafka with Java 17 and Maven)
 	@$(call section,whole-process tests)
 	$(call tools)
 	if command -v java >/dev/null && command -v mvn >/dev/null; then
@@ -177,7 +183,7 @@ test-processes: build ## The whole pipeline as processes: MinIO, Collector, gate
 	else
 	    echo "NOT TESTED: moving from Kafka needs Java 17 and Maven"
 	fi
-	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster --ignore tests/dist --numprocesses $${TEST_WORKERS:-3} --dist worksteal
+	"$$MILLPOND_PYTHON" -m pytest tests --ignore tests/cluster --ignore tests/dist --numprocesses $${TEST_WORKERS:-5} --dist worksteal
 
 .PHONY: test-cluster
 test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (Java 17, Maven; skipped with a notice without them)
@@ -188,7 +194,8 @@ test-cluster: build ## A real ClickHouse cluster: replicas, ZooKeeper, faults (J
 	fi
 	$(call tools)
 	$(call tools,zookeeper)
-	"$$MILLPOND_PYTHON" -m pytest tests/cluster
+	# A worker keeps a file, because the tests of a file share clusters.
+	"$$MILLPOND_PYTHON" -m pytest tests/cluster --numprocesses $${TEST_WORKERS:-3} --dist loadfile
 
 .PHONY: dist
 dist: ## Build a release into dist/: tarballs, Debian packages, images, chart, checksums (Debian 12; DIST_TARGETS)

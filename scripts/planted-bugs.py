@@ -2,8 +2,9 @@
 """Plants each bug of simulation/planted in turn and shows that a test finds it.
 
 All bugs are in one build of target/planted; MILLPOND_PLANTED_BUG selects one. The first of its
-tests that fails with the expected invariant, and not just with any failure, catches the bug. Exits
-with 1 if a bug survives, if a test fails without a planted bug, or if a bug has no test here.
+tests that fails with the expected invariant, and not just with any failure, catches the bug. Before
+that, the tests run without a bug: all tests of the workspace, or the tests of the bugs that are
+named. Exits with 1 if a bug survives, if a test fails without one, or if a bug has no test here.
 
     scripts/planted-bugs.py [BUG…]
     scripts/planted-bugs.py --plant-only    # only brings target/planted up to date
@@ -1389,18 +1390,26 @@ CATCHERS = {
 }
 
 
-def build(bugs):
-    """The tests that catch these bugs, with every bug compiled in: their executables by source."""
+# As in `make build`: with the same features, the compiled dependencies serve both. Not --locked: the
+# copy has one more crate than Cargo.lock.
+CARGO_TEST = ["cargo", "test", "--workspace"]
+# No crate has tests in its documentation.
+ALL_TESTS = ["--lib", "--bins", "--tests"]
+
+
+def needed(bugs):
+    """Cargo's arguments for the test programs that catch these bugs."""
     sources = {Path(catcher.program()[0]) for bug in bugs for catcher in CATCHERS[bug]}
     # A folder of tests is one program, named after the folder.
     programs = [source for source in sources if "tests" in source.parts]
     targets = sorted({s.parent.name if s.stem == "main" else s.stem for s in programs})
-    # Not --locked: the copy has one more crate than Cargo.lock.
-    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics"]
-    # As in `make build`: with the same features, the compiled dependencies serve both.
-    command += ["--workspace"]
-    command += [argument for target in targets for argument in ("--test", target)]
-    command += ["--lib"] if len(programs) < len(sources) else []
+    libraries = ["--lib"] if len(programs) < len(sources) else []
+    return libraries + [argument for target in targets for argument in ("--test", target)]
+
+
+def build(targets):
+    """The test programs with every bug compiled in: their executables by source."""
+    command = [*CARGO_TEST, *targets, "--no-run", "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=TREE, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit("the tests cannot be built")
@@ -1445,6 +1454,25 @@ def run(programs, catcher, bug):
     return passed, output, time.monotonic() - began
 
 
+def all_pass():
+    """Whether every test of the workspace passes without a bug."""
+    command = [*CARGO_TEST, *ALL_TESTS, "--no-fail-fast"]
+    return subprocess.run(command, cwd=TREE, check=False).returncode == 0
+
+
+def catchers_pass(programs, bugs):
+    """Whether the tests of these bugs pass without a bug."""
+    ok = True
+    catchers = sorted({catcher._replace(says="") for bug in bugs for catcher in CATCHERS[bug]})
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        sound = pool.map(lambda catcher: (catcher, *run(programs, catcher, "")), catchers)
+        for catcher, passed, output, seconds in sound:
+            ok &= passed
+            verdict = "passes" if passed else f"fails: {output[-2000:]}"
+            print(f"{seconds:6.1f} s  {'no bug':28} {catcher} {verdict}", flush=True)
+    return ok
+
+
 def catch(programs, bug):
     """The bug's line in the table, and whether it was caught."""
     missed = []
@@ -1463,26 +1491,19 @@ def main():
         sys.exit(
             f"{PATCHES} and the table of this script differ in: {', '.join(sorted(different))}"
         )
-    plant_only = sys.argv[1:] == ["--plant-only"]
-    bugs = (not plant_only and sys.argv[1:]) or list(CATCHERS)
+    named = sys.argv[1:]
+    if named == ["--plant-only"]:
+        plant()
+        return
     # Before the copy changes: another run may be building it.
-    if unknown := set(bugs) - set(CATCHERS):
+    if unknown := set(named) - set(CATCHERS):
         sys.exit(f"{PATCHES} has no {', '.join(sorted(unknown))}")
     plant()
-    if plant_only:
-        return
-    programs = build(bugs)
-    ok = True
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        catchers = sorted({catcher._replace(says="") for bug in bugs for catcher in CATCHERS[bug]})
-        sound = pool.map(lambda catcher: (catcher, *run(programs, catcher, "")), catchers)
-        for catcher, passed, output, seconds in sound:
-            ok &= passed
-            verdict = "passes" if passed else f"fails: {output[-2000:]}"
-            print(f"{seconds:6.1f} s  {'no bug':28} {catcher} {verdict}", flush=True)
+    programs = build(needed(named) if named else ALL_TESTS)
+    ok = catchers_pass(programs, named) if named else all_pass()
     # A test that misses what it waits for is idle until its patience ends.
     with ThreadPoolExecutor(2 * os.cpu_count()) as pool:
-        for caught, line in pool.map(lambda bug: catch(programs, bug), bugs):
+        for caught, line in pool.map(lambda bug: catch(programs, bug), named or CATCHERS):
             ok &= caught
             print(line, flush=True)
     sys.exit(0 if ok else 1)

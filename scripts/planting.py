@@ -17,6 +17,10 @@ PATCHES = Path("simulation/planted")
 SWITCH = PATCHES / "switch"
 # Below target/, so that the copy is ignored by git and removed by `cargo clean`.
 TREE = ROOT / "target/planted"
+# The copy's compiled crates lie beside those of the repository, but its programs have a folder to
+# themselves, because they have the same names.
+BUILD = ROOT / "target"
+PROGRAMS = ROOT / "target/planted-programs"
 
 
 class Edit(NamedTuple):
@@ -47,7 +51,8 @@ def plant():
         sys.exit("Cargo.toml: expected one line with the version of the workspace")
     files["Cargo.toml"] = workspace
     files[f"{SWITCH}/names"] = "".join(f"{name}\n" for name in names()).encode()
-    files[".cargo/config.toml"] = f'[build]\ntarget-dir = "{ROOT / "target"}"\n'.encode()
+    config = f'[build]\nbuild-dir = "{BUILD}"\ntarget-dir = "{PROGRAMS}"\n'
+    files[".cargo/config.toml"] = config.encode()
     write(files)
 
 

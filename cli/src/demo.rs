@@ -13,7 +13,7 @@ use millpond_load::clickhouse::UNIQUE;
 use millpond_load::metrics::{Requests, Scrape};
 use millpond_load::ports::free_addresses;
 use millpond_load::process::Process;
-use millpond_load::{Compression, Credentials, LoadConfig, Progress, Report};
+use millpond_load::{Compression, Credentials, Format, LoadConfig, Progress, Report};
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -233,6 +233,7 @@ async fn drive(
 ) -> anyhow::Result<Driven> {
     let config = LoadConfig {
         endpoints: vec![plan.otlp.to_string()],
+        format: Format::Otlp,
         credentials: Credentials::default(),
         rate: wishes.rate,
         concurrency: 256,

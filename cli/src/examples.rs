@@ -41,6 +41,7 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "millpond load --rate 10000 --duration 1m",
             "millpond load --endpoint 127.0.0.1:4317 --records 1000000 --json",
+            "millpond load --format json --stream events.signup --records 10000",
         ],
     ),
     (

@@ -122,7 +122,7 @@ enum Command {
     Dev(dev::DevArgs),
     /// Send logs through the whole pipeline and check the rows (DEMO_SECONDS, DEMO_RATE, DEMO_BUFFER, KEEP).
     Demo,
-    /// Send OTLP logs to an endpoint and report the acknowledged records.
+    /// Send logs or events to a gateway and report the acknowledged records.
     Load(millpond_load::LoadArgs),
     /// Show the content of a buffer and the lag of its consumers.
     Status(status::StatusArgs),

@@ -19,17 +19,73 @@ pub enum Compression {
     Zstd,
 }
 
-/// Generate OTLP/gRPC log traffic and report what was acknowledged.
+/// The protocol and the records of a load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Format {
+    /// Logs over OTLP/gRPC.
+    Otlp,
+    /// Events over HTTP, one JSON object on each line.
+    Json {
+        /// The stream.
+        stream: String,
+    },
+    /// The same events as records of an idempotent Kafka producer.
+    #[cfg(feature = "kafka")]
+    Kafka {
+        /// The topic, which is the stream.
+        topic: String,
+        /// The user name for SASL/PLAIN, if there is a token.
+        user: Option<String>,
+    },
+}
+
+/// [`Format`] as a flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum FormatName {
+    /// Logs over OTLP/gRPC.
+    Otlp,
+    /// JSON events over HTTP.
+    Json,
+    /// JSON events from an idempotent Kafka producer.
+    #[cfg(feature = "kafka")]
+    Kafka,
+}
+
+impl FormatName {
+    /// The address of a gateway on this machine.
+    fn endpoint(self) -> &'static str {
+        match self {
+            FormatName::Otlp => "127.0.0.1:4317",
+            FormatName::Json => "127.0.0.1:4318",
+            #[cfg(feature = "kafka")]
+            FormatName::Kafka => "127.0.0.1:9092",
+        }
+    }
+
+    fn unique_attribute(self) -> &'static str {
+        match self {
+            FormatName::Otlp => "millpond.load.id",
+            _ => "event_id",
+        }
+    }
+}
+
+/// Generate traffic and report what was acknowledged.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
+    /// Protocol and records. json and kafka send events to --stream
+    #[arg(long, value_enum, default_value_t = FormatName::Otlp)]
+    pub format: FormatName,
+    /// Stream of the events, such as events.signup
+    #[arg(long, value_name = "NAME")]
+    pub stream: Option<String>,
     /// Server address: host:port, http://host:port or, with --tls-ca, https://host:port. Several addresses, repeated or
-    /// separated by commas, share the requests evenly
+    /// separated by commas, share the requests evenly [default: 127.0.0.1 with port 4317, for json 4318, for kafka 9092]
     #[arg(
         long,
         value_name = "ADDR",
         env = "MILLPOND_LOAD_ENDPOINT",
-        value_delimiter = ',',
-        default_value = "127.0.0.1:4317"
+        value_delimiter = ','
     )]
     pub endpoint: Vec<String>,
     /// The server's CA in PEM. Enables TLS
@@ -44,6 +100,9 @@ pub struct LoadArgs {
     /// Bearer token for the server. Use the variable: other users of the machine can see flags
     #[arg(long, env = "MILLPOND_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub token: Option<String>,
+    /// The token's name, which --format kafka needs for SASL/PLAIN
+    #[arg(long, value_name = "NAME")]
+    pub token_name: Option<String>,
     /// Records per second; 0 for as fast as the server acknowledges them
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub rate: u64,
@@ -67,9 +126,10 @@ pub struct LoadArgs {
     /// Seed that determines each record's line, trace and host
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Attribute with every record's unique id, "<run>-<number in 12 digits>"
-    #[arg(long, value_name = "NAME", default_value = "millpond.load.id")]
-    pub unique_attribute: String,
+    /// Attribute, or field of an event, with every record's unique id, "<run>-<number in 12 digits>" [default:
+    /// millpond.load.id, for events event_id]
+    #[arg(long, value_name = "NAME")]
+    pub unique_attribute: Option<String>,
     /// First part of the unique ids [default: random]
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
@@ -97,8 +157,15 @@ impl LoadArgs {
             (None, None) => Some(Duration::from_secs(10)),
             (duration, _) => duration,
         };
+        let format = self.format()?;
+        let unique_attribute = self.format.unique_attribute();
+        let mut endpoints = self.endpoint;
+        if endpoints.is_empty() {
+            endpoints.push(self.format.endpoint().to_owned());
+        }
         let config = LoadConfig {
-            endpoints: self.endpoint,
+            endpoints,
+            format,
             credentials: Credentials {
                 ca: self.tls_ca,
                 identity: self.tls_cert.zip(self.tls_key),
@@ -111,7 +178,9 @@ impl LoadArgs {
             records: self.records,
             bodies: self.bodies,
             seed: self.seed,
-            unique_attribute: self.unique_attribute,
+            unique_attribute: self
+                .unique_attribute
+                .unwrap_or_else(|| unique_attribute.to_owned()),
             run: self
                 .run
                 .unwrap_or_else(|| format!("{:08x}", SystemEnvironment.random_u32())),
@@ -122,9 +191,46 @@ impl LoadArgs {
         config.check()?;
         Ok(config)
     }
+
+    fn format(&self) -> Result<Format, LoadError> {
+        let refuse = |setting, reason: &str| LoadError::Setting {
+            setting,
+            reason: reason.to_owned(),
+        };
+        if self.format == FormatName::Otlp {
+            return match &self.stream {
+                None => Ok(Format::Otlp),
+                Some(_) => Err(refuse("stream", "is for events: add --format json or kafka")),
+            };
+        }
+        let stream = self.stream.clone();
+        let stream = stream.ok_or_else(|| refuse("format", "events need --stream, such as events.signup"))?;
+        match self.format {
+            #[cfg(feature = "kafka")]
+            FormatName::Kafka if self.token.is_some() != self.token_name.is_some() => Err(refuse(
+                "token-name",
+                "Kafka's SASL/PLAIN needs both the token and its name",
+            )),
+            #[cfg(feature = "kafka")]
+            FormatName::Kafka => Ok(Format::Kafka {
+                topic: stream,
+                user: self.token_name.clone(),
+            }),
+            _ => Ok(Format::Json { stream }),
+        }
+    }
 }
 
 impl LoadConfig {
+    /// The address with its scheme.
+    pub(crate) fn url(&self, endpoint: &str) -> String {
+        match (endpoint.contains("://"), &self.credentials.ca) {
+            (true, _) => endpoint.to_owned(),
+            (false, None) => format!("http://{endpoint}"),
+            (false, Some(_)) => format!("https://{endpoint}"),
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), LoadError> {
         let refuse = |setting, reason: &str| {
             Err(LoadError::Setting {

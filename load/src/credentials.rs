@@ -31,15 +31,25 @@ impl fmt::Debug for Credentials {
 impl Credentials {
     /// The TLS configuration; `None` for plaintext.
     pub(crate) fn tls(&self) -> Result<Option<ClientTlsConfig>, LoadError> {
-        let Some(ca) = &self.ca else { return Ok(None) };
-        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read("tls-ca", ca)?));
-        if let Some((certificate, key)) = &self.identity {
-            tls = tls.identity(Identity::from_pem(
-                read("tls-cert", certificate)?,
-                read("tls-key", key)?,
-            ));
+        let Some(ca) = self.ca_pem()? else { return Ok(None) };
+        let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
+        if let Some([certificate, key]) = self.identity_pem()? {
+            tls = tls.identity(Identity::from_pem(certificate, key));
         }
         Ok(Some(tls))
+    }
+
+    /// The server's CA.
+    pub(crate) fn ca_pem(&self) -> Result<Option<Vec<u8>>, LoadError> {
+        self.ca.as_deref().map(|ca| read("tls-ca", ca)).transpose()
+    }
+
+    /// The client certificate and its key.
+    pub(crate) fn identity_pem(&self) -> Result<Option<[Vec<u8>; 2]>, LoadError> {
+        let Some((certificate, key)) = &self.identity else {
+            return Ok(None);
+        };
+        Ok(Some([read("tls-cert", certificate)?, read("tls-key", key)?]))
     }
 
     /// The value of the header `authorization`.

@@ -1,8 +1,8 @@
 //! The load generator and the processes under load. The program's `load`, `dev` and `demo` use them, and so do the
 //! benchmarks.
 //!
-//! The load generator sends OTLP/gRPC log traffic with real bodies and a unique id in every record, retried until
-//! acknowledged, and a final report. It never counts a record as acknowledged that the server did not acknowledge.
+//! The load generator sends logs over OTLP/gRPC, or events over HTTP or Kafka's protocol, with real bodies and a unique id in
+//! every record, retried until acknowledged, and a final report. It never counts a record as acknowledged that the server did not acknowledge.
 //!
 //! A record's id is `<run>-<number>` in the attribute [`LoadConfig::unique_attribute`], with a number of [`ID_DIGITS`]
 //! digits that starts at 0. A retried request carries the same bytes: if the answer to a request was lost *after* its
@@ -15,6 +15,7 @@ mod bodies;
 pub mod clickhouse;
 mod client;
 mod credentials;
+mod events;
 pub mod metrics;
 pub mod ports;
 pub mod process;
@@ -30,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use args::{Compression, LoadArgs};
+pub use args::{Compression, Format, LoadArgs};
 pub use credentials::Credentials;
 pub use report::{Latency, Report};
 pub use run::{requests, run};
@@ -43,6 +44,8 @@ pub struct LoadConfig {
     pub endpoints: Vec<String>,
     /// TLS and token.
     pub credentials: Credentials,
+    /// The protocol and what it carries.
+    pub format: Format,
     /// Records per second; 0: as fast as the server acknowledges them.
     pub rate: u64,
     /// Maximum requests in flight.
@@ -58,7 +61,7 @@ pub struct LoadConfig {
     pub bodies: Option<PathBuf>,
     /// Seed that determines each record's line, trace and host.
     pub seed: u64,
-    /// The attribute with a record's id.
+    /// The attribute, or the field of an event, with a record's id.
     pub unique_attribute: String,
     /// The first part of all ids, which distinguishes runs.
     pub run: String,

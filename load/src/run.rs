@@ -14,16 +14,17 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::acknowledged::AcknowledgedFile;
-use crate::bodies::Bodies;
+use crate::bodies::{Bodies, Body};
 use crate::client::{Client, Failure};
+use crate::events::Events;
 use crate::template::Templates;
-use crate::{Latency, LoadConfig, LoadError, Progress, Report};
+use crate::{Format, Latency, LoadConfig, LoadError, Progress, Report};
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
 /// Minimum time limit of an only or last attempt.
-const ATTEMPT_MIN: Duration = Duration::from_secs(30);
+pub(crate) const ATTEMPT_MIN: Duration = Duration::from_secs(30);
 
 /// Maximum latencies kept over all workers; beyond it, a fair sample.
 const LATENCIES_MAX: usize = 1 << 20;
@@ -34,12 +35,35 @@ const ERRORS_MAX: usize = 32;
 /// State that all workers share.
 struct Run {
     config: LoadConfig,
-    templates: Templates,
+    requests: Requests,
     next: AtomicU64,
     started: Instant,
     cancel: CancellationToken,
     progress: Arc<Progress>,
     acknowledged_file: Option<AcknowledgedFile>,
+}
+
+/// Builds the requests of a format.
+enum Requests {
+    Otlp(Templates),
+    Events(Events),
+}
+
+impl Requests {
+    fn new(bodies: &[Body], config: &LoadConfig) -> Requests {
+        let (id, run, seed) = (&config.unique_attribute, &config.run, config.seed);
+        match config.format {
+            Format::Otlp => Requests::Otlp(Templates::new(bodies, id, run, seed)),
+            _ => Requests::Events(Events::new(bodies, id, run, seed)),
+        }
+    }
+
+    fn request(&self, first: u64, count: u64, now_ns: u64) -> Bytes {
+        match self {
+            Requests::Otlp(templates) => templates.request(first, count, now_ns),
+            Requests::Events(events) => events.request(first, count, now_ns),
+        }
+    }
 }
 
 /// The results of one worker.
@@ -86,7 +110,7 @@ pub async fn run(
 ) -> Result<Report, LoadError> {
     config.check()?;
     let Bodies { bodies, origin } = Bodies::load(config.bodies.as_deref())?;
-    let templates = Templates::new(&bodies, &config.unique_attribute, &config.run, config.seed);
+    let requests = Requests::new(&bodies, &config);
     drop(bodies);
     let acknowledged_file = match &config.acknowledged_file {
         Some(path) => Some(AcknowledgedFile::create(path.clone(), config.run.clone())?),
@@ -94,7 +118,7 @@ pub async fn run(
     };
     let clients = Client::connections(&config)?;
     let run = Arc::new(Run {
-        templates,
+        requests,
         next: AtomicU64::new(0),
         started: Instant::now(),
         cancel,
@@ -121,7 +145,7 @@ impl Run {
         let mut seen = Seen::default();
         let keep = (LATENCIES_MAX / self.config.concurrency).max(1);
         while let Some((first, count)) = self.take().await {
-            let request = self.templates.request(first, count, SystemEnvironment.now_ns());
+            let request = self.requests.request(first, count, SystemEnvironment.now_ns());
             let length = request.len() as u64;
             self.progress.records_sent.fetch_add(count, Ordering::Relaxed);
             self.progress.requests.fetch_add(1, Ordering::Relaxed);
@@ -175,7 +199,7 @@ impl Run {
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_MAX);
         loop {
             let attempt_end = deadline.max(Instant::now() + ATTEMPT_MIN);
-            let failure = match timeout_at(attempt_end, client.export(request.clone())).await {
+            let failure = match timeout_at(attempt_end, client.send(request.clone())).await {
                 Ok(Ok(())) => return true,
                 Ok(Err(failure)) => failure,
                 Err(_) => Failure {

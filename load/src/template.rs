@@ -186,7 +186,7 @@ fn template(body: &Body, unique_attribute: &str, run: &str, random: u64) -> Temp
 }
 
 /// The severity of the line in OTLP's numbers; INFO if the line has none.
-fn severity(line: &str) -> (u64, &'static str) {
+pub(crate) fn severity(line: &str) -> (u64, &'static str) {
     const WORDS: [(&str, u64, &str); 8] = [
         ("FATAL", 21, "FATAL"),
         ("ERROR", 17, "ERROR"),

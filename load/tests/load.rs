@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use millpond_load::{
-    self as load, Compression, Credentials, LoadArgs, LoadConfig, LoadError, Progress, Report,
+    self as load, Compression, Credentials, Format, LoadArgs, LoadConfig, LoadError, Progress, Report,
 };
 use support::{PATIENCE, World, config};
 use tokio_util::sync::CancellationToken;
@@ -349,6 +349,8 @@ fn a_flag_that_makes_no_sense_is_named() {
         (["--run", "a b"], "run"),
         (["--endpoint", "https://there:4317"], "endpoint"),
         (["--endpoint", "here:4317,https://there:4317"], "endpoint"),
+        (["--format", "json"], "format"),
+        (["--stream", "events.x"], "stream"),
         (["--endpoint", &["here:4317"; 257].join(",")], "concurrency"),
     ] {
         match flags(&wrong).config() {
@@ -356,6 +358,24 @@ fn a_flag_that_makes_no_sense_is_named() {
             other => panic!("{wrong:?} gave {other:?}"),
         }
     }
+}
+
+#[test]
+fn a_format_has_an_address_and_an_id_for_itself() {
+    let events = |format| flags(&["--stream", "events.x", "--format", format]).config();
+    let otlp = flags(&[]).config().expect("good flags");
+    assert_eq!(
+        (&otlp.format, otlp.unique_attribute.as_str()),
+        (&Format::Otlp, "millpond.load.id")
+    );
+    assert_eq!(otlp.endpoints, ["127.0.0.1:4317"]);
+    let json = events("json").expect("good flags");
+    let stream = "events.x".to_owned();
+    assert_eq!(json.format, Format::Json { stream });
+    assert_eq!(
+        (json.endpoints, json.unique_attribute.as_str()),
+        (vec!["127.0.0.1:4318".to_owned()], "event_id")
+    );
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use millpond_gateway::{Config, Gateway, Listeners, Security};
-use millpond_load::{Compression, Credentials, LoadConfig};
+use millpond_load::{Compression, Credentials, Format, LoadConfig};
 use millpond_manifest::{Manifest, Snapshot, cas, layout};
 use millpond_producer::Producer;
 use millpond_runtime::Reservation;
@@ -37,6 +37,7 @@ pub(crate) struct World {
 pub(crate) fn config(address: SocketAddr) -> LoadConfig {
     LoadConfig {
         endpoints: vec![address.to_string()],
+        format: Format::Otlp,
         credentials: Credentials::default(),
         rate: 0,
         concurrency: 4,
