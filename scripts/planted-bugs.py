@@ -115,6 +115,10 @@ def growing(test, says):
     return Catcher("consumer/tests/all/growth.rs", test, says)
 
 
+def moving(test, says):
+    return Catcher("producer/tests/all/growth.rs", test, says)
+
+
 def grown(test, says):
     return Catcher("operate/src/lib.rs", f"growth::tests::{test}", says)
 
@@ -1219,6 +1223,19 @@ CATCHERS = {
         dividing(
             "garbage_collection_deletes_the_lists_of_removed_consumers_alone",
             "assertion `left == right` failed",
+        )
+    ],
+    "moved-before-handed-over": [
+        moving(
+            "a_request_that_is_being_handed_over_keeps_its_producer_open",
+            "the move fails no request",
+        )
+    ],
+    "growth-moves-between-old-shards": [
+        Catcher(
+            "producer/src/lib.rs",
+            "producers::growth::tests::all_shards_are_equally_likely_and_nobody_moves_between_old_ones",
+            r"\d+ to \d+",
         )
     ],
     "growth-not-learnt": [

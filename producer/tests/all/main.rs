@@ -5,6 +5,7 @@ mod crowds;
 mod early_close;
 mod exactly_once;
 mod faults;
+mod growth;
 mod leader;
 mod numbered;
 mod pages;
