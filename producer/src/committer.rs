@@ -165,6 +165,7 @@ impl Committer {
         mut arrivals: mpsc::Receiver<Arrival>,
         mut foreign: mpsc::Receiver<Foreign>,
     ) {
+        self.upload.metrics.open.inc();
         let mut members = Members::default();
         loop {
             tokio::select! {
@@ -192,6 +193,7 @@ impl Committer {
         }
         self.leave().await;
         self.count_lead(false);
+        self.upload.metrics.open.dec();
         // The lead may be left to a timeout, and the process may go on without this producer.
         self.upload.readiness.goes_on(COMMIT);
     }

@@ -50,6 +50,7 @@ pub(crate) struct Metrics {
     pub(crate) expired: Counter,
     pub(crate) leads: Gauge,
     pub(crate) shard: Gauge,
+    pub(crate) open: Gauge,
     pub(crate) appended_bytes: Counter,
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
@@ -87,6 +88,7 @@ impl Metrics {
             expired: Counter::default(),
             leads: Gauge::default(),
             shard: Gauge::default(),
+            open: Gauge::default(),
             appended_bytes: Counter::default(),
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
@@ -173,6 +175,7 @@ impl Metrics {
             "Shards in which this process commits for others",
             m.leads,
         );
+        to.register("open", "Shards that this process has an open producer in", m.open);
         to.register("shard", "Shard that requests without a number go to", m.shard);
         to.register(
             "appended_bytes",

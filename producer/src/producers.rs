@@ -1,12 +1,16 @@
-//! The producers of one process. One takes everything without a number, and moves to another shard when the buffer grows. It never
-//! fails a request for that: the old producer stays until it has committed what it accepted.
+//! The producers of one process. One takes everything without a number, and moves to another shard when the buffer grows. Others take
+//! the numbered requests of their shards, as long as there are some. No request fails when a producer is replaced: the old one stays
+//! until it has committed what it accepted.
 
 mod growth;
+mod homes;
 mod serving;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::future::join_all;
 use millpond_manifest::{Buffer, KnownBuffer};
 use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_storage::Store;
@@ -17,9 +21,10 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::opening::{Common, Place, choose_shard, open_buffer};
-use crate::peers::NewPeering;
+use crate::peers::{NewPeering, Peering};
 use crate::{Append, AppendError, Committed, Config, DrainError, Numbered, Producer, StartError, Submitted};
 
+use homes::Home;
 pub use serving::Serving;
 
 /// The producers of a process. Cheap to clone.
@@ -41,8 +46,10 @@ struct Inner {
 struct State {
     buffer: Buffer,
     own: Member,
+    /// Producers for numbered requests alone, by their shards.
+    homes: HashMap<u32, Home>,
     /// Producers that accept nothing more, until everything is committed.
-    leaving: Vec<Producer>,
+    leaving: Vec<Leaving>,
     /// When a request last made the process look at the buffer.
     looked_at: Option<Instant>,
 }
@@ -52,6 +59,11 @@ struct Member {
     producer: Producer,
     /// The requests that are being handed over to it. It is not closed before they are.
     users: TaskTracker,
+}
+
+struct Leaving {
+    producer: Producer,
+    left: CancellationToken,
 }
 
 /// A producer that stays open while a request is handed over to it.
@@ -107,6 +119,7 @@ impl Producers {
         let state = State {
             buffer,
             own: Member::new(producer),
+            homes: HashMap::new(),
             leaving: Vec::new(),
             looked_at: None,
         };
@@ -174,7 +187,8 @@ impl Producers {
         to.producer.submit(append).await
     }
 
-    /// Takes a message of a client that numbers its requests. See [`Producer::submit_numbered`].
+    /// Takes a message of a client that numbers its requests, to the shard that has the client's row, whichever process takes it. See
+    /// [`Producer::submit_numbered`].
     ///
     /// # Panics
     /// If the reservation is from another budget than [`budget`](Self::budget).
@@ -186,7 +200,7 @@ impl Producers {
         append: Append,
         numbered: Numbered,
     ) -> Result<Submitted, AppendError> {
-        let to = self.state().own.for_request();
+        let to = self.home(numbered.client).await?;
         to.producer.submit_numbered(append, numbered).await
     }
 
@@ -197,14 +211,15 @@ impl Producers {
     pub async fn drain(&self, patience: Duration) -> Result<(), DrainError> {
         self.0.closing.cancel();
         self.0.readiness.stops();
-        let own = self.state().own.producer.clone();
-        own.close();
+        let open = self.open_now();
+        open.iter().for_each(Producer::close);
         self.0.tasks.close();
-        let all = async { tokio::join!(own.closed(), self.0.tasks.wait()) };
+        let all = async {
+            join_all(open.iter().map(Producer::closed)).await;
+            self.0.tasks.wait().await;
+        };
         let drained = timeout(patience, all).await;
-        drained
-            .map(|_| ())
-            .map_err(|_| DrainError::new(self.budget(), patience, &self.0.readiness))
+        drained.map_err(|_| DrainError::new(self.budget(), patience, &self.0.readiness))
     }
 
     /// The readiness of the process, for `/readyz`. With several shards, each wait names its shard.
@@ -212,8 +227,16 @@ impl Producers {
         self.0.readiness.clone()
     }
 
-    /// Opens a producer in another shard.
-    async fn open(&self, shard: u32) -> Result<Producer, StartError> {
+    /// The producers that take requests.
+    fn open_now(&self) -> Vec<Producer> {
+        let state = self.state();
+        let homes = state.homes.values().filter_map(Home::member);
+        let members = std::iter::once(&state.own).chain(homes);
+        members.map(|member| member.producer.clone()).collect()
+    }
+
+    /// Opens a producer in another shard. `leads`: other processes may find it there.
+    async fn open(&self, shard: u32, leads: bool) -> Result<Producer, StartError> {
         let give_up_at = Instant::now() + self.0.common.config.start_timeout;
         let place = Place {
             buffer: self.state().buffer.clone(),
@@ -221,7 +244,11 @@ impl Producers {
         };
         // The process is ready without it as long as it is not open.
         let part = part(&self.0.readiness, &place, true);
-        let peering = self.0.peering.as_ref().map(|peering| peering());
+        let peering = self.0.peering.as_ref().map(|peering| {
+            let peering = peering();
+            let address = peering.address.filter(|_| leads);
+            Peering { address, ..peering }
+        });
         let opened = Producer::open(&self.0.common, place, peering, part.clone(), give_up_at).await;
         match opened {
             Ok(_) => part.matters(),
@@ -232,15 +259,21 @@ impl Producers {
 
     /// Lets a producer that takes no further requests finish its own.
     fn retire(&self, state: &mut State, member: Member) {
-        let producer = member.producer.clone();
-        state.leaving.push(producer.clone());
+        let (producer, left) = (member.producer.clone(), CancellationToken::new());
+        state.leaving.push(Leaving {
+            producer: producer.clone(),
+            left: left.clone(),
+        });
         let all = self.clone();
         self.0.tasks.spawn(async move {
             member.users.close();
             member.users.wait().await;
             producer.close();
             producer.closed().await;
-            all.state().leaving.retain(|leaving| !leaving.is(&producer));
+            all.state()
+                .leaving
+                .retain(|leaving| !leaving.producer.is(&producer));
+            left.cancel();
         });
     }
 }

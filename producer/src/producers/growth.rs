@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use millpond_manifest::LookError;
 use millpond_manifest::buffer::SHARDS_MAX;
+use millpond_manifest::{Buffer, LookError, layout};
 use millpond_runtime::Looks;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -47,6 +47,7 @@ impl Producers {
                     );
                 }
                 self.follow(&mut course).await;
+                self.close_idle();
                 looks.looked();
             }
         };
@@ -85,9 +86,27 @@ impl Producers {
         let growth = known.look(&self.0.common.store).await?;
         if !growth.is_empty() {
             info!(before = growth.start, now = growth.end, "the buffer has grown");
-            self.state().buffer = known.buffer().clone();
+            self.take(known.buffer());
         }
         Ok(())
+    }
+
+    /// Goes by another state of the buffer, except for the number of its home shards: that of a row never changes.
+    fn take(&self, grown: &Buffer) {
+        let mut state = self.state();
+        let homes = state.buffer.homes();
+        if grown.homes() != homes {
+            warn!(
+                "{} names {} shards for numbered requests instead of {homes}: an older program has grown the buffer, and a repeated \
+                 request may be stored twice",
+                layout::BUFFER,
+                grown.homes()
+            );
+        }
+        state.buffer = Buffer {
+            home_shards: Some(homes),
+            ..*grown
+        };
     }
 
     async fn follow(&self, course: &mut Course) {
@@ -109,7 +128,7 @@ impl Producers {
     }
 
     async fn move_to(&self, shard: u32) -> Result<(), StartError> {
-        let producer = self.open(shard).await?;
+        let producer = self.open(shard, true).await?;
         let mut state = self.state();
         // A drain that begins later closes the new producer, too.
         if self.0.closing.is_cancelled() {
@@ -120,6 +139,8 @@ impl Producers {
         let before = std::mem::replace(&mut state.own, Member::new(producer));
         let from = before.producer.shard();
         self.retire(&mut state, before);
+        // The new producer takes the numbered requests of its shard when this one has left.
+        self.retire_home(&mut state, shard);
         drop(state);
         self.0.common.metrics.shard.set(shard.into());
         info!(from, to = shard, shards, "this process writes to another shard");

@@ -39,7 +39,8 @@ impl From<Producers> for Serving {
         Serving(Arc::new(move || {
             let state = producers.state();
             let own = std::iter::once(&state.own.producer);
-            own.chain(state.leaving.iter().rev()).cloned().collect()
+            let leaving = state.leaving.iter().rev().map(|leaving| &leaving.producer);
+            own.chain(leaving).cloned().collect()
         }))
     }
 }

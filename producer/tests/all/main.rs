@@ -6,6 +6,7 @@ mod early_close;
 mod exactly_once;
 mod faults;
 mod growth;
+mod homes;
 mod leader;
 mod numbered;
 mod pages;

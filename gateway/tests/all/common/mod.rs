@@ -95,12 +95,31 @@ pub async fn with_topics(
 ) -> Running {
     let store = Unreliable::new(Arc::new(InMemory::new()), Faults::default());
     let controls = store.controls();
-    let mut registry = Registry::default();
     let store = Store::over(Arc::new(store), "");
+    over((store, controls), producer_config, config, files, kafka).await
+}
+
+/// Another gateway of the same buffer.
+pub async fn beside(gateway: &Running, producer_config: millpond_producer::Config) -> Running {
+    let store = (gateway.store.clone(), gateway.controls.clone());
+    let (files, kafka) = (SecurityFiles::default(), KafkaConfig::default());
+    over(store, producer_config, Config::default(), &files, kafka).await
+}
+
+async fn over(
+    (store, controls): (Store, Controls),
+    producer_config: millpond_producer::Config,
+    config: Config,
+    files: &SecurityFiles,
+    kafka: KafkaConfig,
+) -> Running {
+    let mut registry = Registry::default();
     let environment = Arc::new(SystemEnvironment);
     let producers = Producers::start(environment, store.clone(), producer_config, None, &mut registry)
         .await
         .expect("a producer");
+    let following = producers.clone();
+    tokio::spawn(async move { following.follow_growth().await });
     let security = Security::load(files, &mut registry).expect("files that can be used");
     let gateway = Gateway::new(producers.clone(), config, Arc::clone(&security), &mut registry);
     let listeners = Listeners {
