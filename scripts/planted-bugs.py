@@ -116,6 +116,14 @@ def growing(test, says):
     return Catcher("consumer/tests/all/growth.rs", test, says)
 
 
+def moving(test, says):
+    return Catcher("producer/tests/all/growth.rs", test, says)
+
+
+def at_home(test, says):
+    return Catcher("producer/tests/all/homes.rs", test, says)
+
+
 def grown(test, says):
     return Catcher("operate/src/lib.rs", f"growth::tests::{test}", says)
 
@@ -1222,6 +1230,33 @@ CATCHERS = {
             "assertion `left == right` failed",
         )
     ],
+    "moved-before-handed-over": [
+        moving(
+            "a_request_that_is_being_handed_over_keeps_its_producer_open",
+            "the move fails no request",
+        )
+    ],
+    "growth-moves-between-old-shards": [
+        Catcher(
+            "producer/src/lib.rs",
+            "producers::growth::tests::all_shards_are_equally_likely_and_nobody_moves_between_old_ones",
+            r"\d+ to \d+",
+        )
+    ],
+    "home-of-all-shards": [
+        at_home(
+            "growth_moves_no_client_and_a_moved_process_still_knows_it",
+            "the home of a client has moved",
+        )
+    ],
+    "growth-forgets-homes": [
+        Catcher(
+            "manifest/tests/all/buffer.rs",
+            "a_buffer_only_grows_and_each_state_is_distinct",
+            "left: ",
+        )
+    ],
+    "home-overtakes": [at_home("a_move_keeps_the_order_of_a_client", "it followed the second")],
     "growth-not-learnt": [
         dividing(
             "a_process_that_does_not_know_of_a_growth_learns_of_it_from_a_free_shard",

@@ -1,8 +1,9 @@
-"""A buffer that grows under load: gateways that have not noticed, a gateway and an exporter in new
-shards, consumers that run, are away, or begin at the end of the log."""
+"""A buffer that grows under load: gateways that have not noticed, and that move, a gateway and an
+exporter in new shards, consumers that run, are away, or begin at the end of the log."""
 
 from harness.exactly_once import assert_exactly_once, wait_for_all
-from harness.process import eventually
+from harness.otlp_http import post
+from harness.process import eventually, free_port
 
 
 def _sequences(site) -> list[int]:
@@ -40,3 +41,56 @@ def test_a_buffer_grows_under_load_and_each_record_arrives_once(site):
     assert consumer.metric("millpond_consumer_shards") == 3
     assert consumer.terminate() == 0
     assert_exactly_once(acknowledged, site.clickhouse, site.database)
+
+
+def _order(gateway, number: int) -> bool:
+    """Sends a numbered request. Returns whether the log had it already."""
+    headers = {"Millpond-Producer": "shop-7", "Millpond-Number": str(number)}
+    body = f'{{"order": {number}}}'
+    address, path = gateway.http_address, "/v1/streams/events.order"
+    status, answered, text = post(address, path, body, headers=headers)
+    assert status == 200, text
+    return answered.get("millpond-repeated") == "true"
+
+
+def _shard(gateway) -> int:
+    return int(gateway.metric("millpond_producer_shard"))
+
+
+def test_gateways_follow_a_growth_and_know_the_numbers_from_before(site):
+    gateways = [
+        site.gateway("--peer-listen", f"127.0.0.1:{free_port()}", name=f"gateway-{number}")
+        for number in range(3)
+    ]
+    consumer = site.consumer()
+    assert [_order(gateway, 1) for gateway in gateways] == [False, True, True]
+    loads = [
+        site.load(gateway, "--rate", 200, records=16_000, name=f"load-{number}")
+        for number, gateway in enumerate(gateways)
+    ]
+    for load in loads:
+        load.start()
+    # With so many shards, hardly any gateway stays where it is.
+    assert site.answer("buffer", "shards", "30")["shards"] == 30
+    for gateway in gateways:
+        eventually("the growth in the log", lambda of=gateway: "has grown" in of.messages(), 120)
+    eventually("a gateway to move", lambda: any(_shard(gateway) for gateway in gateways))
+    assert [_order(gateway, 1) for gateway in gateways] == [True, True, True]
+    assert [_order(gateway, 2) for gateway in reversed(gateways)] == [False, True, True]
+    assert [load.wait(180) for load in loads] == [0, 0, 0]
+    for number, gateway in enumerate(gateways):
+        loads.append(site.load(gateway, records=500, name=f"after-{number}"))
+        loads[-1].run()
+        assert _sequences(site)[_shard(gateway)] > 0
+    # A late gateway has never seen the buffer with one shard.
+    late = site.gateway("--shard", 29, name="gateway-late")
+    assert [_order(late, 2), _order(late, 3), _order(gateways[0], 3)] == [True, False, True]
+    everything = ("--no-follow", "--from", "earliest", "--stream", "events.order")
+    orders = site.millpond("tail", *everything).stdout().splitlines()
+    assert sorted(orders) == [f'{{"order": {number}}}' for number in (1, 2, 3)]
+    acknowledged = [record for load in loads for record in load.acknowledged()]
+    wait_for_all(acknowledged, site.clickhouse, site.database, consumer)
+    assert [gateway.terminate() for gateway in (*gateways, late)] == [0, 0, 0, 0]
+    assert consumer.terminate() == 0
+    assert_exactly_once(acknowledged, site.clickhouse, site.database)
+    site.check_manifest()

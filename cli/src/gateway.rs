@@ -13,7 +13,7 @@ use crate::units::{Size, Time, address, at_least_one, host_and_port, readable, s
 use anyhow::Context;
 use millpond_gateway::{Gateway, KafkaConfig, Listeners, Security};
 use millpond_manifest::buffer::SHARDS_MAX;
-use millpond_producer::Producer;
+use millpond_producer::Producers;
 use millpond_runtime::SystemEnvironment;
 use millpond_telemetry::{Identity, Telemetry};
 use prometheus_client::registry::Registry;
@@ -165,7 +165,8 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) max_message_bytes: Size,
 
-    /// The shard to write to. Default: a random one.
+    /// The shard to write to. Requests that clients number go to the shard of the client all the same. Default: a random shard, and when
+    /// the buffer grows, perhaps a new one, so that all shards are equally used.
     #[arg(long, env = "MILLPOND_SHARD", value_name = "N")]
     pub(crate) shard: Option<u32>,
 
@@ -332,7 +333,7 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
     args.prices.register(&mut registry);
     let peering = peers.as_ref().map(PeerPort::peering);
     let environment = Arc::new(SystemEnvironment);
-    let producer = Producer::start_with(
+    let producers = Producers::start(
         environment,
         store.clone(),
         args.producer(),
@@ -343,17 +344,17 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
     // Other gateways are served until this one has left the lead to them.
     let served = CancellationToken::new();
     let peers = peers
-        .map(|peers| peers.serve(producer.clone(), room.peers, served.clone()))
+        .map(|peers| peers.serve(producers.clone(), room.peers, served.clone()))
         .transpose()?
         .map(tokio::spawn);
     let gateway = Gateway::new(
-        producer.clone(),
+        producers.clone(),
         args.gateway(room.otlp),
         Arc::clone(&security),
         &mut registry,
     );
     admin.show(registry);
-    admin.reports(producer.readiness());
+    admin.reports(producers.readiness());
     let kafka = match &listeners.kafka {
         Some((listener, _)) => format!(", Kafka on {}", listener.local_addr()?),
         None => String::new(),
@@ -367,8 +368,10 @@ async fn serve(args: GatewayArgs, site: Site, shutdown: CancellationToken) -> an
         readable(args.memory_limit.0)
     );
 
+    let following = producers.clone();
+    tokio::spawn(async move { following.follow_growth().await });
     gateway.serve(listeners, shutdown).await?;
-    producer
+    producers
         .drain(args.drain_timeout.0)
         .await
         .context("records that were accepted but not acknowledged may be lost")?;

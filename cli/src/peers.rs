@@ -4,7 +4,7 @@ use crate::units::{Size, address, host_and_port, size_from};
 use anyhow::{Context, bail};
 use millpond_manifest::manifest::ADDRESS_MAX;
 use millpond_peer::{Client, Identity, Server, ServerConfig};
-use millpond_producer::{Peering, Producer};
+use millpond_producer::{NewPeering, Peering, Serving};
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use tokio::net::TcpListener;
@@ -44,11 +44,12 @@ pub(crate) struct PeerArgs {
 /// A request of another gateway has its blocks and a little more.
 pub(crate) const FORWARD_BELOW_MAX: usize = 1 << 20;
 
-/// The port for other gateways, before there is a producer behind it.
+/// The port for other gateways, before there are producers behind it.
 pub(crate) struct PeerPort {
     listener: TcpListener,
     identity: Arc<Identity>,
-    peering: Peering,
+    advertised: Arc<str>,
+    forward_below: u64,
 }
 
 impl PeerArgs {
@@ -71,16 +72,11 @@ impl PeerArgs {
             .with_context(|| format!("cannot listen on {address} for other gateways (--peer-listen)"))?;
         let advertised = self.advertised(listener.local_addr()?)?;
         let identity = Arc::new(Identity::new()?);
-        let peering = Peering {
-            peers: Arc::new(Client::new(Arc::clone(&identity))),
-            certificate: identity.fingerprint(),
-            address: Some(advertised.into()),
-            forward_below: self.forward_below.bytes() as u64,
-        };
         Ok(Some(PeerPort {
             listener,
             identity,
-            peering,
+            advertised: advertised.into(),
+            forward_below: self.forward_below.bytes() as u64,
         }))
     }
 
@@ -105,15 +101,22 @@ impl PeerArgs {
 }
 
 impl PeerPort {
-    /// How the producer takes part.
-    pub(crate) fn peering(&self) -> Peering {
-        self.peering.clone()
+    /// How each producer takes part.
+    pub(crate) fn peering(&self) -> NewPeering {
+        let (identity, address) = (Arc::clone(&self.identity), Arc::clone(&self.advertised));
+        let forward_below = self.forward_below;
+        Arc::new(move || Peering {
+            peers: Arc::new(Client::new(Arc::clone(&identity))),
+            certificate: identity.fingerprint(),
+            address: Some(Arc::clone(&address)),
+            forward_below,
+        })
     }
 
     /// Serves other gateways until `done`.
     pub(crate) fn serve(
         self,
-        producer: Producer,
+        serving: impl Into<Serving>,
         max_connections: usize,
         done: CancellationToken,
     ) -> anyhow::Result<impl Future<Output = ()>> {
@@ -121,12 +124,12 @@ impl PeerPort {
             max_connections,
             ..ServerConfig::default()
         };
-        let server = Server::new(producer, &self.identity, config)
+        let server = Server::new(serving, &self.identity, config)
             .context("cannot use the certificate for other gateways")?;
         info!(
             "gateway: other gateways on {}, advertised as {}",
             self.listener.local_addr()?,
-            self.peering.address.as_deref().unwrap_or_default()
+            self.advertised
         );
         Ok(server.serve(self.listener, done))
     }

@@ -114,6 +114,7 @@ impl Discovery {
                 producer: leader.producer,
                 term: leader.term,
                 leader: WatchedLeader {
+                    shard: manifest.shard,
                     address: leader.address.clone(),
                     certificate: row.certificate?,
                 },

@@ -17,6 +17,8 @@ pub struct Watching {
 /// A leader, as the manifest names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchedLeader {
+    /// The shard that it leads.
+    pub shard: u32,
     /// As `host:port`.
     pub address: String,
     /// The certificate that it must present.

@@ -63,7 +63,7 @@ use membership::Membership;
 use metrics::Metrics;
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::{Buffer, layout};
-use millpond_runtime::{Environment, Level, Readiness, SystemEnvironment};
+use millpond_runtime::{Environment, Level, Looks, Readiness, SystemEnvironment};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
 use reading::read_patiently;
@@ -330,10 +330,9 @@ impl Consumer {
         Growth {
             store: self.store.clone(),
             environment: self.environment.clone(),
-            interval: self.config.growth_interval,
-            known,
+            looks: Looks::new(self.config.growth_interval),
+            known: known.into(),
             wanted: membership.map_or_else(Arc::default, |membership| membership.growth_wanted.clone()),
-            due_at: None,
         }
     }
 

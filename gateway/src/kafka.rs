@@ -46,17 +46,15 @@ pub struct KafkaConfig {
 pub(crate) struct Kafka {
     config: KafkaConfig,
     buffer_id: String,
-    partitions: u32,
     ids: Mutex<HashMap<TopicId, String>>,
 }
 
 impl Kafka {
-    /// `partitions`: of every topic.
-    pub(crate) fn new(config: KafkaConfig, buffer_id: String, partitions: u32) -> Kafka {
+    /// The ids of topics follow from the buffer's id.
+    pub(crate) fn new(config: KafkaConfig, buffer_id: String) -> Kafka {
         Kafka {
             config,
             buffer_id,
-            partitions,
             ids: Mutex::default(),
         }
     }
@@ -101,11 +99,13 @@ impl Kafka {
         id
     }
 
+    /// Describes topics, each of which has this number of partitions.
     fn metadata(
         &self,
         topics: Option<&[TopicRef]>,
         identity: &Identity,
         local: SocketAddr,
+        partitions: u32,
     ) -> MetadataAnswer {
         let topics = match topics {
             Some(topics) => topics
@@ -124,7 +124,7 @@ impl Kafka {
             broker: self.broker(local),
             cluster_id: self.buffer_id.clone(),
             topics,
-            partitions: self.partitions,
+            partitions,
         }
     }
 
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn ids_are_the_same_in_every_gateway_and_limited_in_number() {
-        let kafka = |buffer: &str| Kafka::new(KafkaConfig::default(), buffer.to_owned(), 1);
+        let kafka = |buffer: &str| Kafka::new(KafkaConfig::default(), buffer.to_owned());
         let gateway = kafka("a buffer");
         let id = gateway.id_of("a topic");
         assert_eq!(kafka("a buffer").id_of("a topic"), id);

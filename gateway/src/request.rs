@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::Body;
 use hyper::http::request::Parts;
 use millpond_otlp::{JsonError, Signal};
-use millpond_producer::{Append, AppendError, Producer};
+use millpond_producer::{Append, AppendError, Producers};
 use millpond_runtime::{Reservation, blocking};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -43,7 +43,7 @@ const IDLE_SHARE: usize = 32;
 
 /// State shared by all requests of a gateway.
 pub(crate) struct Service {
-    producer: Producer,
+    producers: Producers,
     limits: Limits,
     max_requests: usize,
     requests: Semaphore,
@@ -87,7 +87,7 @@ struct Arrival<'a> {
 
 impl Service {
     pub(crate) fn new(
-        producer: Producer,
+        producers: Producers,
         config: &Config,
         security: Arc<Security>,
         metrics: Arc<Metrics>,
@@ -95,16 +95,16 @@ impl Service {
     ) -> Service {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         // A compressed message is briefly in memory twice, so a few maximum messages always fit.
-        let memory_limit = producer.budget().limit();
+        let memory_limit = producers.budget().limit();
         let max_message_bytes = config.max_message_bytes.min(memory_limit / MESSAGE_SHARE);
         let max_requests = config.max_requests.clamp(1, Semaphore::MAX_PERMITS);
         Service {
             admission: Admission::new(
-                producer.budget(),
+                producers.budget(),
                 config.max_frame_bytes as usize,
                 max_message_bytes,
             ),
-            producer,
+            producers,
             limits: Limits {
                 max_message_bytes,
                 read_timeout: config.read_timeout,
@@ -130,8 +130,8 @@ impl Service {
         self.limits.retry_after
     }
 
-    pub(crate) fn producer(&self) -> &Producer {
-        &self.producer
+    pub(crate) fn producers(&self) -> &Producers {
+        &self.producers
     }
 
     pub(crate) fn admission(&self) -> &Admission {
@@ -203,7 +203,7 @@ impl Service {
         let content = Content::Signal(signal);
         let (message, mut held) = self.read(content, caller, envelope, body).await?;
         let _answering = caller.seat.as_ref().map(Seat::answering);
-        let received_at_us = self.producer.environment().now_us();
+        let received_at_us = self.producers.environment().now_us();
         let payload = self.open(signal, envelope.format, message, &mut held).await?;
         self.metrics
             .opened(envelope.transport, content, payload.bytes.len());
@@ -246,7 +246,7 @@ impl Service {
         let content = Content::Events;
         let (mut message, mut held) = self.read(content, caller, envelope, body).await?;
         let _answering = caller.seat.as_ref().map(Seat::answering);
-        let received_at_us = self.producer.environment().now_us();
+        let received_at_us = self.producers.environment().now_us();
         if let Some(encoding) = message.encoding {
             message = self.decompress(message, encoding, &mut held).await?;
         }
@@ -455,7 +455,7 @@ impl Service {
         F: FnOnce() -> T + Send + 'static,
     {
         if long {
-            blocking::run(self.producer.environment(), work)
+            blocking::run(self.producers.environment(), work)
                 .await
                 .map_err(|error| Refusal::stopping(&error))
         } else {
@@ -482,8 +482,8 @@ impl Service {
             reservation,
         };
         let appended = match numbered {
-            None => self.producer.append(append).await,
-            Some(numbered) => match self.producer.submit_numbered(append, numbered).await {
+            None => self.producers.append(append).await,
+            Some(numbered) => match self.producers.submit_numbered(append, numbered).await {
                 Ok(submitted) => submitted.committed().await,
                 Err(error) => Err(error),
             },

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use millpond_producer::Producer;
+use millpond_producer::Producers;
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep};
@@ -88,9 +88,9 @@ impl Port {
     }
 }
 
-/// OTLP in front of one producer.
+/// OTLP in front of a process's producers.
 pub struct Gateway {
-    producer: Producer,
+    producers: Producers,
     config: Config,
     metrics: Arc<Metrics>,
     service: Arc<Service>,
@@ -103,7 +103,7 @@ pub struct Gateway {
 impl Gateway {
     /// Creates a gateway that does not serve yet. Registers its metrics, `millpond_gateway_*`, at once.
     pub fn new(
-        producer: Producer,
+        producers: Producers,
         config: Config,
         security: Arc<Security>,
         registry: &mut Registry,
@@ -111,20 +111,20 @@ impl Gateway {
         let metrics = Metrics::register(registry);
         let throttled_warnings = Arc::<ThrottledWarnings>::default();
         let service = Arc::new(Service::new(
-            producer.clone(),
+            producers.clone(),
             &config,
             Arc::clone(&security),
             Arc::clone(&metrics),
             Arc::clone(&throttled_warnings),
         ));
-        let entrance = Entrance::new(security, producer.budget(), config.handshake_timeout);
+        let entrance = Entrance::new(security, producers.budget(), config.handshake_timeout);
         let tasks = Tasks {
             tracker: TaskTracker::new(),
             drain: CancellationToken::new(),
             kill: CancellationToken::new(),
         };
         Gateway {
-            producer,
+            producers,
             connections: Connections::new(config.max_connections),
             config,
             metrics,
@@ -135,8 +135,8 @@ impl Gateway {
         }
     }
 
-    /// Serves until `shutdown`, then stops accepting and finishes the requests in flight. It leaves the producer open:
-    /// drain it afterwards. Dropping the future interrupts all requests.
+    /// Serves until `shutdown`, then stops accepting and finishes the requests in flight. It leaves the producers open:
+    /// drain them afterwards. Dropping the future interrupts all requests.
     ///
     /// # Errors
     /// [`Error::Listener`] if a socket is unusable; [`Error::DrainTimeout`] if requests were interrupted.
@@ -145,7 +145,7 @@ impl Gateway {
         let Listeners { grpc, http, kafka } = listeners;
         let mut ports = vec![(grpc, Port::Grpc), (http, Port::Http)];
         ports.extend(kafka.map(|(listener, config)| {
-            let kafka = Kafka::new(config, self.producer.buffer_id(), self.producer.shards());
+            let kafka = Kafka::new(config, self.producers.buffer_id());
             (listener, Port::Kafka(Arc::new(kafka)))
         }));
         for (listener, _) in &ports {
@@ -196,7 +196,7 @@ impl Gateway {
             self.config.clone(),
             Arc::clone(&self.entrance),
         );
-        let (budget, tasks) = (self.producer.budget().clone(), self.tasks.clone());
+        let (budget, tasks) = (self.producers.budget().clone(), self.tasks.clone());
         self.tasks.spawn(async move {
             let seat = connection.seat();
             let served = async {

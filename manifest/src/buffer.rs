@@ -1,5 +1,6 @@
 //! The object `buffer`: the buffer's identity and number of shards. The first producer writes it, and the number only grows.
 
+use crate::manifest::ClientId;
 use crate::object::{Object, Stamp};
 use crate::{FormatError, envelope, proto};
 use bytes::Bytes;
@@ -16,6 +17,8 @@ pub struct Buffer {
     pub id: Uuid,
     /// At least one.
     pub shards: u32,
+    /// The number of shards that have numbered requests, the first ones. `None`: all, because the buffer has not grown.
+    pub home_shards: Option<u32>,
     /// Distinguishes states. Zero in an object of an older program.
     pub stamp: Stamp,
 }
@@ -43,7 +46,24 @@ impl Buffer {
     pub fn new(id: Uuid, shards: u32) -> Buffer {
         let nonce = id.as_u64_pair().1;
         let stamp = Stamp { version: 1, nonce };
-        Buffer { id, shards, stamp }
+        Buffer {
+            id,
+            shards,
+            home_shards: None,
+            stamp,
+        }
+    }
+
+    /// The number of shards that have numbered requests, the first ones. It never changes.
+    pub fn homes(&self) -> u32 {
+        self.home_shards.unwrap_or(self.shards)
+    }
+
+    /// The shard that has the row of a client or of a key, for as long as the buffer lives.
+    pub fn home_of(&self, client: ClientId) -> u32 {
+        let [_, _, _, _, _, _, _, _, digest @ ..] = client.0;
+        let home = u64::from_be_bytes(digest) % u64::from(self.homes());
+        u32::try_from(home).expect("less than the number of shards")
     }
 
     /// The state with more shards. `None`: it has this number already.
@@ -63,6 +83,7 @@ impl Buffer {
         let grown = Buffer {
             id: self.id,
             shards,
+            home_shards: Some(self.homes()),
             stamp,
         };
         Ok((shards > has).then_some(grown))
@@ -76,7 +97,12 @@ impl Object for Buffer {
 
     fn encode(&self) -> Bytes {
         // Destructured completely: a forgotten new field does not compile.
-        let Buffer { id, shards, stamp } = self;
+        let Buffer {
+            id,
+            shards,
+            home_shards,
+            stamp,
+        } = self;
         envelope::wrap(
             Self::MAGIC,
             &proto::Buffer {
@@ -84,6 +110,7 @@ impl Object for Buffer {
                 shards: *shards,
                 version: stamp.version,
                 writer_nonce: stamp.nonce,
+                home_shards: home_shards.unwrap_or(0),
             },
         )
     }
@@ -100,9 +127,19 @@ impl Object for Buffer {
                 ),
             });
         }
+        if message.home_shards > message.shards {
+            return Err(FormatError::Content {
+                object: Self::NAME,
+                reason: format!(
+                    "{} home shards, which is more than its {} shards",
+                    message.home_shards, message.shards
+                ),
+            });
+        }
         Ok(Buffer {
             id,
             shards: message.shards,
+            home_shards: Some(message.home_shards).filter(|homes| *homes > 0),
             stamp: Stamp {
                 version: message.version,
                 nonce: message.writer_nonce,

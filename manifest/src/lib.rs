@@ -10,6 +10,7 @@ pub mod dead_letter;
 mod entry;
 mod envelope;
 mod error;
+mod growth;
 pub mod layout;
 mod limits;
 pub mod log;
@@ -29,6 +30,7 @@ pub use cursor::tables::{SinkTable, SinkTables, TableClaim};
 pub use dead_letter::DeadLetter;
 pub use entry::{Entry, Part};
 pub use error::FormatError;
+pub use growth::{KnownBuffer, LookError};
 pub use limits::Count;
 pub use log::{Lag, Log};
 pub use manifest::{

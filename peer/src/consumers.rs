@@ -17,6 +17,7 @@ const KNOWN_MAX: usize = 256;
 /// The certificates of the consumers whose cursors were found.
 #[derive(Debug, Default)]
 pub(crate) struct Consumers {
+    /// By the keys of their cursors.
     known: HashMap<String, Known>,
     /// When the cursor of a consumer that was not known was last read.
     unknown_read_at: Option<Instant>,
@@ -40,9 +41,9 @@ pub(crate) enum Verdict {
 }
 
 impl Consumers {
-    /// Judges the certificate that somebody presents as this consumer.
-    pub(crate) fn judge(&mut self, consumer: &str, presented: Fingerprint, now: Instant) -> Verdict {
-        let read_at = match self.known.get_mut(consumer) {
+    /// Judges the certificate that somebody presents as the consumer with this cursor.
+    pub(crate) fn judge(&mut self, cursor: &str, presented: Fingerprint, now: Instant) -> Verdict {
+        let read_at = match self.known.get_mut(cursor) {
             Some(known) if known.certificate == Some(presented) && now < known.read_at + TRUSTED => {
                 return Verdict::Vouched;
             }
@@ -69,8 +70,8 @@ impl Consumers {
     }
 
     /// Records what the cursor of a consumer says.
-    pub(crate) fn found(&mut self, consumer: &str, certificate: Option<Fingerprint>, now: Instant) {
-        if let Some(known) = self.known.get_mut(consumer) {
+    pub(crate) fn found(&mut self, cursor: &str, certificate: Option<Fingerprint>, now: Instant) {
+        if let Some(known) = self.known.get_mut(cursor) {
             known.certificate = certificate;
             return;
         }
@@ -86,7 +87,7 @@ impl Consumers {
             certificate,
             read_at: now,
         };
-        self.known.insert(consumer.to_owned(), known);
+        self.known.insert(cursor.to_owned(), known);
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::client::{CONNECT, Connection, chain, open};
 use crate::identity::Identity;
-use crate::watch::{CONSUMER, NEWER_THAN};
+use crate::watch::{CONSUMER, NEWER_THAN, SHARD};
 use crate::{NAME, WATCH_PATH};
 
 /// Maximum bytes of a manifest. A larger one is read from the store alone.
@@ -28,7 +28,10 @@ pub struct WatchClient {
     identity: Arc<Identity>,
 }
 
-struct Watched(Connection);
+struct Watched {
+    connection: Connection,
+    shard: u32,
+}
 
 impl WatchClient {
     /// Presents this certificate.
@@ -42,7 +45,10 @@ impl Leaders for WatchClient {
     async fn connect(&self, leader: &WatchedLeader) -> Result<Box<dyn LeaderConnection>, String> {
         let opened = timeout(CONNECT, open(&self.identity, &leader.address, leader.certificate)).await;
         let opened = opened.map_err(|_| format!("no connection within {} s", CONNECT.as_secs()))??;
-        Ok(Box::new(Watched(opened)))
+        Ok(Box::new(Watched {
+            connection: opened,
+            shard: leader.shard,
+        }))
     }
 }
 
@@ -52,10 +58,11 @@ impl LeaderConnection for Watched {
         let failed = |reason: String| WatchError::Failed(reason);
         let request = Request::post(format!("https://{NAME}{WATCH_PATH}"))
             .header(CONSUMER, consumer)
+            .header(SHARD, self.shard)
             .header(NEWER_THAN, newer_than)
             .body(Full::default());
         let request = request.map_err(|error| failed(error.to_string()))?;
-        let response = self.0.send.send_request(request).await;
+        let response = self.connection.send.send_request(request).await;
         let response = response.map_err(|error| failed(chain(&error)))?;
         let status = response.status();
         let max = if status == StatusCode::OK {

@@ -16,7 +16,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use millpond_gateway::{Connections, Room, Seat};
 use millpond_manifest::{Fingerprint, ProducerId};
-use millpond_producer::{PeerAnswer, PeerRefusal, Producer};
+use millpond_producer::{PeerAnswer, PeerRefusal, Producer, Serving};
 use millpond_runtime::Budget;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
@@ -97,7 +97,8 @@ pub struct Server {
 }
 
 pub(crate) struct Service {
-    pub(crate) producer: Producer,
+    pub(crate) serving: Serving,
+    pub(crate) budget: Budget,
     pub(crate) config: ServerConfig,
     share: Budget,
     pub(crate) watches: Watches,
@@ -125,16 +126,18 @@ impl Visit {
 pub(crate) type Rejection = (StatusCode, String);
 
 impl Server {
-    /// A port in front of a producer.
+    /// A port in front of one producer, or of those of a process that may lead.
     ///
     /// # Errors
     /// The certificate cannot be used.
     pub fn new(
-        producer: Producer,
+        serving: impl Into<Serving>,
         identity: &Identity,
         config: ServerConfig,
     ) -> Result<Server, rustls::Error> {
-        let share = producer.budget().part(SHARE);
+        let serving = serving.into();
+        let budget = serving.budget();
+        let share = budget.part(SHARE);
         // Half of the share is left to requests.
         let connections = config.max_connections.min(share.limit() / 2 / CONNECTION_BYTES);
         Ok(Server {
@@ -143,7 +146,8 @@ impl Server {
             service: Arc::new(Service {
                 watches: Watches::new(config.max_watchers.min(connections / WATCHERS_SHARE)),
                 share,
-                producer,
+                budget,
+                serving,
                 config,
             }),
             tasks: TaskTracker::new(),
@@ -292,7 +296,7 @@ impl Service {
 
     async fn commit(&self, request: Request<Incoming>, visit: &Visit) -> Result<PeerAnswer, Rejection> {
         let (head, body) = request.into_parts();
-        let producer = self.authorize(&head.headers, visit.presented).await?;
+        let (producer, leader) = self.authorize(&head.headers, visit.presented).await?;
         visit.prove();
         let _answering = visit.seat.answering();
         let length = length(&head.headers, &body, self.config.max_request_bytes)?;
@@ -321,7 +325,7 @@ impl Service {
             );
             return Err((StatusCode::FORBIDDEN, reason));
         }
-        let outcome = self.producer.commit_for(request, reservation).await;
+        let outcome = leader.commit_for(request, reservation).await;
         drop(share);
         Ok(match outcome {
             Ok(commit) => PeerAnswer::Committed(commit),
@@ -329,24 +333,35 @@ impl Service {
         })
     }
 
-    /// Checks that the manifest vouches for the certificate of the producer that asks.
-    async fn authorize(&self, headers: &HeaderMap, presented: Fingerprint) -> Result<ProducerId, Rejection> {
+    /// Checks that a manifest vouches for the certificate of the producer that asks. Returns it, and the producer of its shard: a
+    /// producer is registered in one shard.
+    async fn authorize(
+        &self,
+        headers: &HeaderMap,
+        presented: Fingerprint,
+    ) -> Result<(ProducerId, Producer), Rejection> {
         let named = headers.get(PRODUCER).and_then(|value| value.to_str().ok());
         let named: Option<ProducerId> = named.and_then(|value| value.parse().ok());
         let Some(producer) = named else {
             return Err((StatusCode::BAD_REQUEST, format!("{PRODUCER} is no producer id")));
         };
         let start = Instant::now();
-        while self.producer.certificate_of(producer) != Some(presented) {
+        loop {
+            let serving = self.serving.all();
+            let of_its_shard = serving
+                .iter()
+                .find(|it| it.certificate_of(producer) == Some(presented));
+            if let Some(leader) = of_its_shard {
+                return Ok((producer, leader.clone()));
+            }
             if start.elapsed() >= CERTIFICATE_WAIT {
                 let reason =
                     format!("the manifest does not vouch for this certificate of producer {producer}");
                 return Err((StatusCode::FORBIDDEN, reason));
             }
-            self.producer.look_for(producer);
+            serving.iter().for_each(|it| it.look_for(producer));
             sleep(CERTIFICATE_POLL).await;
         }
-        Ok(producer)
     }
 
     pub(crate) async fn reserve(
@@ -359,7 +374,7 @@ impl Service {
             .await
             .map_err(|_| PeerRefusal::OverBudget)?
             .map_err(over)?;
-        let own = self.producer.budget().reserve(bytes);
+        let own = self.budget.reserve(bytes);
         let own = timeout(MEMORY_WAIT, own)
             .await
             .map_err(|_| PeerRefusal::OverBudget)?

@@ -19,6 +19,8 @@ use crate::server::{Rejection, Service};
 
 /// The header that names the consumer that asks.
 pub(crate) const CONSUMER: &str = "millpond-consumer";
+/// The header that names the shard, because a process may have producers in several.
+pub(crate) const SHARD: &str = "millpond-shard";
 /// The header with the version that the consumer has.
 pub(crate) const NEWER_THAN: &str = "millpond-newer-than";
 
@@ -43,14 +45,14 @@ impl Watches {
         }
     }
 
-    fn judge(&self, consumer: &str, presented: Fingerprint) -> Verdict {
+    fn judge(&self, cursor: &str, presented: Fingerprint) -> Verdict {
         let mut consumers = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
-        consumers.judge(consumer, presented, Instant::now())
+        consumers.judge(cursor, presented, Instant::now())
     }
 
-    fn found(&self, consumer: &str, certificate: Option<Fingerprint>) {
+    fn found(&self, cursor: &str, certificate: Option<Fingerprint>) {
         let mut consumers = self.consumers.lock().unwrap_or_else(PoisonError::into_inner);
-        consumers.found(consumer, certificate, Instant::now());
+        consumers.found(cursor, certificate, Instant::now());
     }
 
     /// The place of a connection. `None`: there are too many.
@@ -82,13 +84,14 @@ impl Service {
         if !request.body().is_end_stream() {
             return Err((StatusCode::PAYLOAD_TOO_LARGE, "the request has a body".to_owned()));
         }
-        self.authorize_consumer(consumer, presented).await?;
+        let producer = self.producer_of(text(headers, SHARD))?;
+        self.authorize_consumer(consumer, &producer, presented).await?;
         prove();
         let busy = || {
             let reason = "too many consumers watch this producer".to_owned();
             (StatusCode::SERVICE_UNAVAILABLE, reason)
         };
-        let watcher = self.watches.place(place, &self.producer).ok_or_else(busy)?;
+        let watcher = self.watches.place(place, &producer).ok_or_else(busy)?;
         watcher.next(newer_than).await.map_err(|refusal| {
             let status = match refusal {
                 PeerRefusal::NotLeading | PeerRefusal::Leaving => StatusCode::CONFLICT,
@@ -98,11 +101,30 @@ impl Service {
         })
     }
 
-    /// Checks that the consumer's cursor vouches for the certificate.
-    async fn authorize_consumer(&self, consumer: &str, presented: Fingerprint) -> Result<(), Rejection> {
+    /// The producer of a shard. Older consumers do not name one.
+    fn producer_of(&self, shard: Option<&str>) -> Result<Producer, Rejection> {
+        let Some(shard) = shard else {
+            return Ok(self.serving.newest());
+        };
+        let mut serving = self.serving.all().into_iter();
+        let found = serving.find(|producer| producer.shard().to_string() == shard);
+        found.ok_or_else(|| {
+            let reason = format!("this process does not lead shard {shard}");
+            (StatusCode::CONFLICT, reason)
+        })
+    }
+
+    /// Checks that the consumer's cursor in the producer's shard vouches for the certificate.
+    async fn authorize_consumer(
+        &self,
+        consumer: &str,
+        producer: &Producer,
+        presented: Fingerprint,
+    ) -> Result<(), Rejection> {
+        let cursor = layout::cursor(producer.shard(), consumer);
         let give_up_at = Instant::now() + READ_WAIT;
         loop {
-            match self.watches.judge(consumer, presented) {
+            match self.watches.judge(&cursor, presented) {
                 Verdict::Vouched => return Ok(()),
                 Verdict::Read => break,
                 Verdict::Wait(until) if until <= give_up_at => sleep_until(until).await,
@@ -119,14 +141,10 @@ impl Service {
         };
         let held = self.reserve(CURSOR_MEMORY).await;
         let _held = held.map_err(|refusal| unreadable(refusal.to_string()))?;
-        let read = timeout(
-            self.config.patience,
-            self.producer.certificate_of_consumer(consumer),
-        )
-        .await;
+        let read = timeout(self.config.patience, producer.certificate_of_consumer(consumer)).await;
         let found = read.map_err(|_| unreadable("the store does not answer".to_owned()))?;
         let found = found.map_err(unreadable)?;
-        self.watches.found(consumer, found);
+        self.watches.found(&cursor, found);
         if found == Some(presented) {
             return Ok(());
         }

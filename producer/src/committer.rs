@@ -100,6 +100,8 @@ pub(crate) struct Committer {
     pub(crate) keeps_group: bool,
     /// The leader of this term does not know numbered requests.
     pub(crate) unnumbered_term: Option<u64>,
+    /// The metrics count it.
+    is_counted_as_leader: bool,
 }
 
 /// The result of a step.
@@ -153,6 +155,7 @@ impl Committer {
             compression_level: config.compression_level,
             keeps_group: false,
             unnumbered_term: None,
+            is_counted_as_leader: false,
         }
     }
 
@@ -162,6 +165,7 @@ impl Committer {
         mut arrivals: mpsc::Receiver<Arrival>,
         mut foreign: mpsc::Receiver<Foreign>,
     ) {
+        self.upload.metrics.open.inc();
         let mut members = Members::default();
         loop {
             tokio::select! {
@@ -188,6 +192,10 @@ impl Committer {
             }
         }
         self.leave().await;
+        self.count_lead(false);
+        self.upload.metrics.open.dec();
+        // The lead may be left to a timeout, and the process may go on without this producer.
+        self.upload.readiness.goes_on(COMMIT);
     }
 
     /// Reads the manifest because of producers that are new in it, at most once a second.
@@ -597,10 +605,7 @@ impl Committer {
             return;
         }
         let shard = self.upload.shard;
-        self.upload
-            .metrics
-            .leads
-            .set(i64::from(self.election.leads(producer)));
+        let leads = self.election.leads(producer);
         match after {
             None => tracing::info!("nobody leads shard {shard}"),
             Some(leader) if leader.producer == producer => {
@@ -613,6 +618,14 @@ impl Committer {
                 leader.term
             ),
         }
+        self.count_lead(leads);
+    }
+
+    /// Counts this producer among those of the process that lead, or no more.
+    fn count_lead(&mut self, leads: bool) {
+        let before = std::mem::replace(&mut self.is_counted_as_leader, leads);
+        let change = i64::from(leads) - i64::from(before);
+        self.upload.metrics.leads.inc_by(change);
     }
 
     /// Reads the manifest.

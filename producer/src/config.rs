@@ -39,6 +39,8 @@ pub struct Config {
     /// The number of entries in the manifest at which the next commit seals them into a page (2,048: a manifest of
     /// about 120 KB).
     pub tail_max: usize,
+    /// How often a process with [`Producers`](crate::Producers) looks whether the buffer has grown (1 min: one GET without a body).
+    pub growth_interval: Duration,
     /// How long [`start`](crate::Producer::start) tries to reach the store (30 s).
     pub start_timeout: Duration,
 }
@@ -58,6 +60,7 @@ impl Default for Config {
             shard: None,
             shards_when_created: 1,
             tail_max: millpond_manifest::manifest::TAIL_MAX,
+            growth_interval: Duration::from_secs(60),
             start_timeout: Duration::from_secs(30),
         }
     }

@@ -24,9 +24,11 @@ mod group;
 mod hand_over;
 mod lead;
 mod metrics;
+mod opening;
 mod past;
 mod peers;
 mod producer;
+mod producers;
 #[doc(hidden)]
 pub mod reads_first;
 mod rhythm;
@@ -46,8 +48,9 @@ pub use config::{Config, ConfigError};
 pub use millpond_manifest::{ClientId, ClientRefusal, Numbers, SourcePartition};
 pub use past::Past;
 pub use peers::{
-    Closes, LeaderAddress, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers, Records,
-    StreamBlock,
+    Closes, LeaderAddress, NewPeering, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers,
+    Records, StreamBlock,
 };
 pub use producer::{CURSOR_BYTES, CURSOR_MEMORY, DrainError, Producer, StartError};
+pub use producers::{Producers, Serving};
 pub use watchers::Watcher;

@@ -49,6 +49,8 @@ pub(crate) struct Metrics {
     pub(crate) commits_found: Counter,
     pub(crate) expired: Counter,
     pub(crate) leads: Gauge,
+    pub(crate) shard: Gauge,
+    pub(crate) open: Gauge,
     pub(crate) appended_bytes: Counter,
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
@@ -85,6 +87,8 @@ impl Metrics {
             commits_found: Counter::default(),
             expired: Counter::default(),
             leads: Gauge::default(),
+            shard: Gauge::default(),
+            open: Gauge::default(),
             appended_bytes: Counter::default(),
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
@@ -166,7 +170,13 @@ impl Metrics {
             "Times that the manifest had forgotten this producer",
             m.expired,
         );
-        to.register("leads", "1 if this producer commits for others", m.leads);
+        to.register(
+            "leads",
+            "Shards in which this process commits for others",
+            m.leads,
+        );
+        to.register("open", "Shards that this process has an open producer in", m.open);
+        to.register("shard", "Shard that requests without a number go to", m.shard);
         to.register(
             "appended_bytes",
             "Compressed bytes of the segments whose blocks the leader committed",

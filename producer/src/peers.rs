@@ -20,6 +20,9 @@ pub struct Peering {
     pub forward_below: u64,
 }
 
+/// Makes the part of another producer of the same process. Each has a connection to the leader of its shard.
+pub type NewPeering = Arc<dyn Fn() -> Peering + Send + Sync>;
+
 impl Peering {
     /// 256 KiB: a PUT per second costs as much as moving that much data per second between two zones.
     pub const FORWARD_BELOW: u64 = 256 << 10;

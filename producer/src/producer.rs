@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{
-    Buffer, ClientClaim, Cursor, Fingerprint, Numbers, Object, ProducerId, ReadError, cas, layout,
+    Buffer, ClientClaim, Cursor, Fingerprint, Numbers, Object, ProducerId, ReadError, layout,
 };
-use millpond_runtime::{Backoff, Budget, Environment, Level, Readiness, Reservation, SystemEnvironment};
+use millpond_runtime::{Backoff, Budget, Environment, Readiness, Reservation, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
-use millpond_storage::{ErrorKind, Fetched, Store};
+use millpond_storage::{Fetched, Store};
 use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
@@ -20,18 +20,15 @@ use crate::clients::{CLIENT_BYTES, CLIENTS_FORWARD_MAX, Caller, Clients, Numbere
 use crate::commit_delay::CommitDelay;
 use crate::committer::Committer;
 use crate::committer::{COMMIT, FOREIGN_SEGMENTS_MAX};
-use crate::encoder::Encoders;
 use crate::flow::Flow;
 use crate::lead::{Foreign, Guest, Lead, Ticket};
 use crate::metrics::Metrics;
+use crate::opening::{Common, Place, choose_shard, open_buffer};
 use crate::peers::{PeerCommit, PeerRefusal, PeerRequest, Peering, Records};
 use crate::streams::Streams;
 use crate::uploader::{UPLOAD, Upload, Uploaders};
 use crate::watchers::Watcher;
 use crate::{Append, AppendError, Committed, Config, ConfigError, Submitted};
-
-/// The wait of a producer that opens its buffer, as the log shows it.
-const OPEN: &str = "waiting for the store (open)";
 
 /// The capacity of the queues from the callers to the accumulator and from the uploaders to the committer. The queues
 /// only hand over: the waiting happens elsewhere.
@@ -98,6 +95,17 @@ pub struct DrainError {
     pub reason: String,
 }
 
+impl DrainError {
+    pub(crate) fn new(budget: &Budget, after: Duration, readiness: &Readiness) -> DrainError {
+        let reason = readiness.sentence();
+        DrainError {
+            bytes_held: budget.held(),
+            after,
+            reason: reason.unwrap_or_else(|| "the store is slow".to_owned()),
+        }
+    }
+}
+
 /// Appends messages to one shard of a buffer. Cheap to clone. After the last clone is dropped, accepted messages are
 /// still committed as long as the runtime lives.
 #[derive(Clone)]
@@ -153,14 +161,34 @@ impl Producer {
         registry: &mut Registry,
     ) -> Result<Self, StartError> {
         config.check()?;
-        let budget = Budget::new(config.memory_limit - config.working_memory(), config.max_wait);
         let give_up_at = Instant::now() + config.start_timeout;
         let readiness = Readiness::default();
-        let shards = config.shards_when_created;
-        let buffer = open_buffer(&*environment, &store, shards, give_up_at, &readiness).await?;
+        let opened = open_buffer(&*environment, &store, &config, give_up_at, &readiness).await?;
+        let buffer = opened.buffer().clone();
         let shard = choose_shard(&*environment, &store, &config, buffer.shards)?;
+        let common = Common::new(environment, store, config, registry);
+        common.metrics.shard.set(shard.into());
+        let place = Place { buffer, shard };
+        Self::open(&common, place, peering, readiness, give_up_at).await
+    }
 
-        let metrics = Metrics::register(registry, &budget);
+    /// Registers in a shard and starts the tasks. The caller may open several producers with the same `common`.
+    pub(crate) async fn open(
+        common: &Common,
+        place: Place,
+        peering: Option<Peering>,
+        readiness: Readiness,
+        give_up_at: Instant,
+    ) -> Result<Self, StartError> {
+        let Common {
+            environment,
+            store,
+            config,
+            budget,
+            encoders,
+            metrics,
+        } = common.clone();
+        let Place { buffer, shard } = place;
         let streams = Streams::default();
         let upload = Upload {
             store: store.clone(),
@@ -189,7 +217,6 @@ impl Producer {
         let (foreign, from_others) = mpsc::channel(QUEUE);
         tasks.spawn(committer.run(arrivals, from_others));
         let uploaders = Uploaders::new(upload, config.max_uploads, tasks.clone(), to_committer);
-        let encoders = Encoders::new(&config, environment.clone(), metrics.clone());
         let (messages, accepted) = mpsc::channel(QUEUE);
         let (block_bytes, linger) = (config.block_bytes, config.linger);
         let accumulator = Accumulator::new(
@@ -550,78 +577,33 @@ impl Producer {
     /// # Errors
     /// If something is uncommitted by then. The tasks continue, and the caller can drain again.
     pub async fn drain(&self, patience: Duration) -> Result<(), DrainError> {
-        self.0.closing.cancel();
+        self.close();
         self.0.readiness.stops();
+        timeout(patience, self.closed())
+            .await
+            .map_err(|_| DrainError::new(&self.0.budget, patience, &self.0.readiness))
+    }
+
+    /// Rejects new messages. What was accepted is still committed, and the lead goes to others.
+    pub(crate) fn close(&self) {
+        self.0.closing.cancel();
         self.0.tasks.close();
-        timeout(patience, self.0.tasks.wait()).await.map_err(|_| {
-            let reason = self.0.readiness.sentence();
-            let reason = reason.unwrap_or_else(|| "the store is slow".to_owned());
-            DrainError {
-                bytes_held: self.0.budget.held(),
-                after: patience,
-                reason,
-            }
-        })
+    }
+
+    /// Returns true if both are clones of one producer.
+    pub(crate) fn is(&self, other: &Producer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Waits until everything accepted before [`close`](Self::close) is committed.
+    pub(crate) async fn closed(&self) {
+        self.0.tasks.wait().await;
     }
 
     /// The producer's readiness, for `/readyz`.
     pub fn readiness(&self) -> Readiness {
         self.0.readiness.clone()
     }
-}
-
-/// Reads the buffer object, or creates it. Waits for an unavailable store until `give_up_at`.
-async fn open_buffer(
-    environment: &dyn Environment,
-    store: &Store,
-    shards: u32,
-    give_up_at: Instant,
-    readiness: &Readiness,
-) -> Result<Buffer, StartError> {
-    let new = Buffer::new(environment.uuid(), shards);
-    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(3));
-    loop {
-        let opened = match cas::read(store, layout::BUFFER).await {
-            Ok(Some(found)) => Ok(found.state),
-            Ok(None) => cas::create_once(store, layout::BUFFER, new.clone()).await,
-            Err(error) => Err(error),
-        };
-        match opened {
-            Ok(buffer) => {
-                readiness.goes_on(OPEN);
-                return Ok(buffer);
-            }
-            Err(ReadError::Store(error))
-                if error.kind() == ErrorKind::Transient && Instant::now() < give_up_at =>
-            {
-                readiness.waits(OPEN, error, Level::Warn);
-                backoff.pause(environment).await;
-            }
-            Err(wrong) => {
-                return Err(StartError::Buffer {
-                    url: store.url().to_owned(),
-                    wrong,
-                });
-            }
-        }
-    }
-}
-
-fn choose_shard(
-    environment: &dyn Environment,
-    store: &Store,
-    config: &Config,
-    shards: u32,
-) -> Result<u32, StartError> {
-    let shard = config.shard.unwrap_or_else(|| environment.below(shards));
-    if shard < shards {
-        return Ok(shard);
-    }
-    Err(StartError::NoSuchShard {
-        url: store.url().to_owned(),
-        shard,
-        shards,
-    })
 }
 
 async fn register(committer: &mut Committer, upload: &Upload, give_up_at: Instant) -> Result<(), StartError> {

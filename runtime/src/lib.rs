@@ -9,11 +9,13 @@ mod backoff;
 pub mod blocking;
 mod budget;
 mod environment;
+mod looks;
 mod readiness;
 mod system;
 
 pub use backoff::Backoff;
 pub use budget::{Budget, OverBudget, Reservation};
 pub use environment::Environment;
+pub use looks::Looks;
 pub use readiness::{Level, Readiness};
 pub use system::SystemEnvironment;

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -11,9 +12,21 @@ use tracing::{error, info, warn};
 /// The interval at which the log repeats the same wait.
 const REPEAT: Duration = Duration::from_secs(10);
 
-/// The current waits of a process. Clones share them.
+/// The current waits of a process, or of a part of it. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct Readiness(Arc<Mutex<Report>>);
+pub struct Readiness {
+    report: Arc<Mutex<Report>>,
+    /// `None`: the whole process.
+    part: Option<Arc<Part>>,
+}
+
+#[derive(Debug)]
+struct Part {
+    /// Begins the name of each wait.
+    name: String,
+    /// The process is ready without it.
+    is_optional: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Report {
@@ -24,6 +37,7 @@ struct Report {
 #[derive(Debug)]
 struct Wait {
     reason: String,
+    is_optional: bool,
     logged: Instant,
 }
 
@@ -37,19 +51,54 @@ pub enum Level {
 }
 
 impl Readiness {
+    /// A part of the process, which its waits name. It sees its own waits alone, and the process sees those of all parts that are not
+    /// optional.
+    pub fn part(&self, name: impl Display, is_optional: bool) -> Readiness {
+        let part = Part {
+            name: name.to_string(),
+            is_optional: AtomicBool::new(is_optional),
+        };
+        Readiness {
+            report: Arc::clone(&self.report),
+            part: Some(Arc::new(part)),
+        }
+    }
+
+    /// From now on, the process is ready only when this part is.
+    pub fn matters(&self) {
+        if let Some(part) = &self.part {
+            part.is_optional.store(false, Relaxed);
+        }
+    }
+
+    fn key(&self, what: &str) -> String {
+        match &self.part {
+            Some(part) => format!("{}: {what}", part.name),
+            None => what.to_owned(),
+        }
+    }
+
+    fn is_own(&self, key: &str) -> bool {
+        self.part.as_ref().is_none_or(|part| {
+            key.strip_prefix(&part.name)
+                .is_some_and(|rest| rest.starts_with(": "))
+        })
+    }
+
     /// Returns the reasons why the process is not ready, for people. Empty when it is at work.
     pub fn waiting_for(&self) -> Vec<String> {
         let report = self.lock();
         if report.stopping {
             return vec!["stopping".to_owned()];
         }
-        report.shown().collect()
+        self.shown(&report).collect()
     }
 
     /// Shows the newest reason of a wait, and logs one from time to time.
     pub fn waits(&self, what: &str, reason: impl Display, level: Level) {
+        let what = self.key(what);
         let waits = &mut self.lock().waits;
-        let logged = waits.get(what).map(|wait| wait.logged);
+        let logged = waits.get(&what).map(|wait| wait.logged);
         let logged = logged
             .filter(|logged| logged.elapsed() < REPEAT)
             .unwrap_or_else(|| {
@@ -60,48 +109,60 @@ impl Readiness {
                 Instant::now()
             });
         let reason = reason.to_string();
-        waits.insert(what.to_owned(), Wait { reason, logged });
+        let part = self.part.as_ref();
+        let wait = Wait {
+            reason,
+            is_optional: part.is_some_and(|part| part.is_optional.load(Relaxed)),
+            logged,
+        };
+        waits.insert(what, wait);
     }
 
     /// Ends a wait, if there is one.
     pub fn goes_on(&self, what: &str) {
-        if self.lock().waits.remove(what).is_some() {
+        let what = self.key(what);
+        if self.lock().waits.remove(&what).is_some() {
             info!("{what}: resolved");
         }
     }
 
     /// The reason of a wait.
     pub fn reason(&self, what: &str) -> Option<String> {
-        self.lock().waits.get(what).map(|wait| wait.reason.clone())
+        let what = self.key(what);
+        self.lock().waits.get(&what).map(|wait| wait.reason.clone())
     }
 
     /// All waits in one sentence, also while the process stops. `None` without a wait.
     pub fn sentence(&self) -> Option<String> {
-        let waits: Vec<_> = self.lock().shown().collect();
+        let waits: Vec<_> = self.shown(&self.lock()).collect();
         (!waits.is_empty()).then(|| waits.join("; "))
     }
 
     /// Drops all waits. Those that still matter return at the next attempt.
     pub fn forget(&self) {
-        self.lock().waits.clear();
+        self.lock().waits.retain(|what, _| !self.is_own(what));
     }
 
-    /// Shows that the process accepts nothing more.
+    /// Shows that the process accepts nothing more, also if a part calls it.
     pub fn stops(&self) {
         self.lock().stopping = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, Report> {
         // A panic while the lock was held leaves the report valid, because every change is one call.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl Report {
-    fn shown(&self) -> impl Iterator<Item = String> {
-        self.waits
+    fn shown(&self, report: &Report) -> impl Iterator<Item = String> {
+        let is_shown = |what: &str, wait: &Wait| match &self.part {
+            Some(_) => self.is_own(what),
+            None => !wait.is_optional,
+        };
+        let own = report
+            .waits
             .iter()
-            .map(|(what, wait)| format!("{what}: {}", wait.reason))
+            .filter(move |(what, wait)| is_shown(what, wait));
+        own.map(|(what, wait)| format!("{what}: {}", wait.reason))
     }
 }
 
@@ -124,6 +185,46 @@ mod tests {
         assert_eq!(readiness.waiting_for(), ["writing: there is no table"]);
         assert_eq!(readiness.reason("writing").as_deref(), Some("there is no table"));
         assert_eq!(readiness.reason("reading"), None);
+    }
+
+    #[test]
+    fn a_part_sees_its_own_waits_and_the_process_sees_all() {
+        let process = Readiness::default();
+        let parts = [1, 12].map(|shard| process.part(format_args!("shard {shard}"), false));
+        process.waits("reading", "a timeout", Level::Warn);
+        for (part, reason) in parts.iter().zip(["connection reset", "connection refused"]) {
+            part.waits("writing", reason, Level::Warn);
+        }
+        assert_eq!(
+            process.waiting_for(),
+            [
+                "reading: a timeout",
+                "shard 12: writing: connection refused",
+                "shard 1: writing: connection reset"
+            ]
+        );
+        assert_eq!(parts[0].reason("writing").as_deref(), Some("connection reset"));
+        assert_eq!(
+            parts[0].sentence().as_deref(),
+            Some("shard 1: writing: connection reset")
+        );
+        parts[0].forget();
+        assert_eq!((parts[0].sentence(), process.waiting_for().len()), (None, 2));
+        parts[1].goes_on("writing");
+        assert_eq!(process.waiting_for(), ["reading: a timeout"]);
+    }
+
+    #[test]
+    fn a_process_is_ready_without_its_optional_parts() {
+        let process = Readiness::default();
+        let part = process.part("shard 3", true);
+        part.waits("opening", "a timeout", Level::Warn);
+        assert_eq!(process.waiting_for(), Vec::<String>::new());
+        assert_eq!(part.sentence().as_deref(), Some("shard 3: opening: a timeout"));
+        part.goes_on("opening");
+        part.matters();
+        part.waits("writing", "a timeout", Level::Warn);
+        assert_eq!(process.waiting_for(), ["shard 3: writing: a timeout"]);
     }
 
     #[test]

@@ -253,7 +253,7 @@ impl<'a> Session<'a> {
                 let partitions: usize = request.topics.iter().map(|topic| topic.partitions.len()).sum();
                 let outcomes = self
                     .service
-                    .producer()
+                    .producers()
                     .budget()
                     .reserve(partitions * OUTCOME_BYTES);
                 let outcomes = outcomes.await.map_err(|_| Refused::NoMemory)?;
@@ -276,7 +276,8 @@ impl<'a> Session<'a> {
             (Body::Metadata(request), Some(identity)) => {
                 held.settle(frame_len);
                 let topics = request.topics.as_deref();
-                let content = self.kafka.metadata(topics, &identity, self.local);
+                let partitions = self.service.producers().shards();
+                let content = self.kafka.metadata(topics, &identity, self.local, partitions);
                 Answer::Metadata(header, content, held)
             }
             (
@@ -289,7 +290,7 @@ impl<'a> Session<'a> {
                 Err(ErrorCode::TransactionalIdAuthorizationFailed),
             )),
             (Body::InitProducerId { .. }, _) => {
-                let random = self.service.producer().environment().random() >> 1;
+                let random = self.service.producers().environment().random() >> 1;
                 Answer::Ready(init_producer_id(&header, Ok(random.cast_signed())))
             }
             (Body::FindCoordinator { of_transaction }, _) => {
@@ -347,7 +348,7 @@ impl<'a> Session<'a> {
                 Answer::Ready(bytes) | Answer::Last(bytes) => (bytes, None),
                 Answer::Metadata(header, content, _held) => {
                     let length = metadata_len_max(&content);
-                    let reserved = self.service.producer().budget().reserve(length).await;
+                    let reserved = self.service.producers().budget().reserve(length).await;
                     _reserved = Some(reserved.map_err(|_| Refused::NoMemory)?);
                     (metadata(&header, &content), None)
                 }

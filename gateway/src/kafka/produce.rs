@@ -78,7 +78,6 @@ pub(super) async fn take(
                 Err(fault) => Err(fault.clone()),
                 Ok(topic) => {
                     let batch = Taking {
-                        kafka,
                         service,
                         topic,
                         name: &name,
@@ -122,7 +121,6 @@ fn content(encoding: TopicEncoding) -> Content {
 
 /// The way of a batch to its stream.
 struct Taking<'a> {
-    kafka: &'a Kafka,
     service: &'a Service,
     topic: &'a Topic,
     /// The topic's name, by which an idempotent producer counts.
@@ -134,8 +132,8 @@ struct Taking<'a> {
 impl Taking<'_> {
     async fn submit(&self, partition: PartitionData, held: &mut HeldMemory) -> Result<State, Fault> {
         let Taking { service, topic, .. } = self;
-        self.check_partition(partition.index)?;
-        let received_at_us = service.producer().environment().now_us();
+        self.check_partition(partition.index).await?;
+        let received_at_us = service.producers().environment().now_us();
         let Some(records) = partition.records else {
             return Ok(State::Empty);
         };
@@ -179,8 +177,8 @@ impl Taking<'_> {
             reservation,
         };
         let submitted = match numbered {
-            None => service.producer().submit(append).await?,
-            Some(numbered) => service.producer().submit_numbered(append, numbered).await?,
+            None => service.producers().submit(append).await?,
+            Some(numbered) => service.producers().submit_numbered(append, numbered).await?,
         };
         Ok(State::Submitted {
             submitted,
@@ -201,13 +199,17 @@ impl Taking<'_> {
             .map_err(|reason| Fault::new(ErrorCode::InvalidRecord, reason))
     }
 
-    fn check_partition(&self, index: i32) -> Result<(), Fault> {
-        let partitions = self.kafka.partitions;
+    /// The client may have learned of new partitions from a gateway that looked at the buffer before this one.
+    async fn check_partition(&self, index: i32) -> Result<(), Fault> {
+        let producers = self.service.producers();
         match u32::try_from(index) {
-            Ok(index) if index < partitions => Ok(()),
+            Ok(index) if producers.has_shard(index).await => Ok(()),
             _ => Err(Fault::new(
                 ErrorCode::UnknownTopicOrPartition,
-                format!("partition {index} does not exist: a topic has {partitions}"),
+                format!(
+                    "partition {index} does not exist: a topic has {}",
+                    producers.shards()
+                ),
             )),
         }
     }

@@ -273,14 +273,14 @@ async fn limits_are_those_of_otlp() {
     let answer = gateway.post(SIGNUP, NDJSON, &[], Pieces::stalling("{}")).await;
     assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT, "{answer:?}");
 
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let everything = budget.reserve(budget.limit()).await.expect("all of it");
     let answer = gateway.post(SIGNUP, NDJSON, &[], Pieces::sized("{}")).await;
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(answer.header("retry-after"), "1");
     drop(everything);
     gateway.assert_well().await;
-    gateway.producer.drain(PATIENCE).await.expect("drained");
+    gateway.producers.drain(PATIENCE).await.expect("drained");
     let answer = gateway.post(SIGNUP, NDJSON, &[], Pieces::sized("{}")).await;
     assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{answer:?}");
     assert!(content(&answer)["error"].is_string());
@@ -364,9 +364,9 @@ async fn a_stream_of_another_encoding_is_409_and_keeps_its_own() {
         payload: "".into(),
         records: 1,
         received_at_us: 1,
-        reservation: gateway.producer.budget().reserve(1).await.expect("a byte"),
+        reservation: gateway.producers.budget().reserve(1).await.expect("a byte"),
     };
-    gateway.producer.append(append).await.expect("committed");
+    gateway.producers.append(append).await.expect("committed");
     let (status, answer) = post(&gateway, SIGNUP, NDJSON, "{}").await;
     assert_eq!(status, 409, "{answer}");
     let error = answer["error"].as_str().expect("a text");

@@ -295,7 +295,7 @@ async fn over_budget_is_resource_exhausted_with_retry_info_and_passes() {
         ..Config::default()
     };
     let gateway = start(producer_config(), config).await;
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let everything = budget.reserve(budget.limit()).await.expect("all of it");
     for encoding in [None, Some(CompressionEncoding::Zstd)] {
         let mut client = gateway.client();
@@ -349,7 +349,7 @@ async fn too_many_requests_are_refused_with_retry_info() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_that_is_closed_is_unavailable() {
     let gateway = start(producer_config(), Config::default()).await;
-    gateway.producer.drain(PATIENCE).await.expect("drained");
+    gateway.producers.drain(PATIENCE).await.expect("drained");
     let refused = timeout(PATIENCE, gateway.client().export(logs(1)))
         .await
         .expect("an answer")

@@ -118,7 +118,7 @@ async fn over_budget_is_429_with_retry_after_in_the_form_of_the_request_and_pass
         ..Config::default()
     };
     let gateway = start(producer_config(), config).await;
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let everything = budget.reserve(budget.limit()).await.expect("all of it");
     for (content_type, body) in [(JSON, LOGS.into()), (PROTOBUF, protobuf(Signal::Logs, LOGS))] {
         let answer = gateway
@@ -160,7 +160,7 @@ async fn requests_of_both_ports_count_towards_the_limit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_producer_that_is_closed_is_503() {
     let gateway = start(producer_config(), Config::default()).await;
-    gateway.producer.drain(PATIENCE).await.expect("drained");
+    gateway.producers.drain(PATIENCE).await.expect("drained");
     let answer = gateway.post("/v1/traces", JSON, &[], Pieces::sized(TRACES)).await;
     assert_retry(&answer, StatusCode::SERVICE_UNAVAILABLE, "1", "");
 }

@@ -162,7 +162,7 @@ async fn json_and_its_protobuf_are_both_drawn_from_the_budget() {
     let length = 3 << 20;
     let mut json = json_of(length);
     json.pop();
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let others = budget.reserve(budget.limit() - length - (1 << 20));
     let others = others.await.expect("all but what one of them takes");
     let answer = gateway

@@ -487,7 +487,7 @@ async fn a_stopping_gateway_finishes_a_request_that_waits_for_memory() {
     };
     let gateway = start(config, Config::default()).await;
     let mut client = Client::connect(gateway.kafka_address).await;
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let others = budget.reserve(budget.limit() - (2 << 20)).await.expect("memory");
     let row = format!("{{\"text\":\"{}\"}}", "x".repeat(900_000));
     let long = compressed(4, &body(&values(&[&row, &row, &row])));

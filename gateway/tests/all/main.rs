@@ -4,6 +4,7 @@ mod bad_input;
 mod common;
 mod events;
 mod export;
+mod homes;
 mod http;
 mod http_bad_input;
 mod kafka;

@@ -14,13 +14,13 @@ use tokio::time::timeout;
 
 const SIGNUP: &str = "/v1/streams/events.signup";
 
-async fn post(gateway: &Running, headers: &[(&str, &str)], row: &str) -> Answer {
+pub(crate) async fn post(gateway: &Running, headers: &[(&str, &str)], row: &str) -> Answer {
     gateway
         .post(SIGNUP, JSON, headers, Pieces::sized(row.to_owned()))
         .await
 }
 
-async fn count(gateway: &Running, producer: &str, number: &str, row: &str) -> Answer {
+pub(crate) async fn count(gateway: &Running, producer: &str, number: &str, row: &str) -> Answer {
     post(
         gateway,
         &[("millpond-producer", producer), ("millpond-number", number)],
@@ -29,7 +29,7 @@ async fn count(gateway: &Running, producer: &str, number: &str, row: &str) -> An
     .await
 }
 
-fn told(answer: &Answer) -> (u16, bool, String) {
+pub(crate) fn told(answer: &Answer) -> (u16, bool, String) {
     let is_repeated = answer.headers.contains_key("millpond-repeated");
     let content: Value = serde_json::from_slice(&answer.body).expect("JSON");
     let text = match &content["error"] {
@@ -39,7 +39,7 @@ fn told(answer: &Answer) -> (u16, bool, String) {
     (answer.status.as_u16(), is_repeated, text)
 }
 
-fn success(is_repeated: bool) -> (u16, bool, String) {
+pub(crate) fn success(is_repeated: bool) -> (u16, bool, String) {
     (200, is_repeated, json!({"accepted": 1}).to_string())
 }
 

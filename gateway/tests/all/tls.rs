@@ -113,7 +113,7 @@ fn refused(gateway: &Running, reason: &str) -> u64 {
 
 async fn until_nothing_is_held(gateway: &Running) {
     let nothing = async {
-        while gateway.producer.budget().held() > 0 {
+        while gateway.producers.budget().held() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -282,7 +282,7 @@ async fn tls_takes_memory_from_the_budget_and_is_refused_when_there_is_none() {
         ..Config::default()
     };
     let gateway = secured(producer_config(), config, &place.files(None)).await;
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let mut first = client(&gateway, &ca, None);
     succeeds(&mut first).await;
     let for_the_connection = async {

@@ -91,7 +91,7 @@ async fn a_request_needs_one_token_of_the_file() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_token_is_refused_before_anything_is_read_or_reserved() {
     let (gateway, _, _directory) = gateway(&entry("agents", AGENTS, "")).await;
-    let budget = gateway.producer.budget();
+    let budget = gateway.producers.budget();
     let everything = budget.reserve(budget.limit()).await.expect("all of it");
     let endless = || Pieces::stalling(framed(false, &logs(1).encode_to_vec()));
     let status = gateway.send(&[], endless()).await;

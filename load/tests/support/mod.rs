@@ -1,13 +1,14 @@
 //! A real gateway over an in-memory buffer, and the content of its log.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_gateway::{Config, Gateway, Listeners, Security};
 use millpond_load::{Compression, Credentials, Format, LoadConfig};
 use millpond_manifest::{Manifest, Snapshot, cas, layout};
-use millpond_producer::Producer;
-use millpond_runtime::Reservation;
+use millpond_producer::Producers;
+use millpond_runtime::{Reservation, SystemEnvironment};
 use millpond_segment::{Decompressor, Limits, blocks, verify};
 use millpond_storage::Store;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
@@ -28,7 +29,7 @@ const MESSAGE_MAX: usize = 256 << 10;
 pub(crate) struct World {
     pub(crate) address: SocketAddr,
     store: Store,
-    producer: Producer,
+    producers: Producers,
     registry: Registry,
     _shutdown: DropGuard,
 }
@@ -66,7 +67,8 @@ impl World {
             encoders: 1,
             ..millpond_producer::Config::default()
         };
-        let producer = Producer::start(store.clone(), producer_config, &mut registry)
+        let environment = Arc::new(SystemEnvironment);
+        let producers = Producers::start(environment, store.clone(), producer_config, None, &mut registry)
             .await
             .expect("a producer");
         let config = Config {
@@ -74,7 +76,7 @@ impl World {
             retry_after: Duration::from_millis(20),
             ..Config::default()
         };
-        let gateway = Gateway::new(producer.clone(), config, Security::open(), &mut registry);
+        let gateway = Gateway::new(producers.clone(), config, Security::open(), &mut registry);
         let listeners = Listeners {
             grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
             http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
@@ -86,7 +88,7 @@ impl World {
         World {
             address,
             store,
-            producer,
+            producers,
             registry,
             _shutdown: shutdown.drop_guard(),
         }
@@ -94,7 +96,7 @@ impl World {
 
     /// Until the reservation is dropped, the gateway refuses every request.
     pub(crate) async fn hold_all_memory(&self) -> Reservation {
-        let budget = self.producer.budget();
+        let budget = self.producers.budget();
         budget.reserve(budget.limit()).await.expect("all memory")
     }
 

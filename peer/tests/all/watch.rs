@@ -21,6 +21,12 @@ use tokio::net::TcpStream;
 /// A consumer's process that owns a cursor in the shard.
 async fn consumer(store: &Store, name: &str) -> (Arc<Identity>, WatchClient) {
     let identity = Arc::new(Identity::new().unwrap());
+    cursor(store, 0, name, &identity).await;
+    (Arc::clone(&identity), WatchClient::new(identity))
+}
+
+/// Writes the cursor of a consumer that this identity owns.
+pub(crate) async fn cursor(store: &Store, shard: u32, name: &str, identity: &Identity) -> Cursor {
     let buffer: Snapshot<Buffer> = cas::read(store, layout::BUFFER).await.unwrap().unwrap();
     let policy = BatchingPolicy {
         batch_records: 1,
@@ -32,16 +38,18 @@ async fn consumer(store: &Store, name: &str) -> (Arc<Identity>, WatchClient) {
         sink: "test".into(),
         schema_version: 1,
     };
-    let mut cursor = Cursor::new(buffer.state.id, 0, name, 0, policy);
+    let mut cursor = Cursor::new(buffer.state.id, shard, name, 0, policy);
     cursor.certificate = Some(identity.fingerprint());
-    let swapped = cas::swap(store, &layout::cursor(0, name), None, cursor.stamped(1)).await;
+    let cursor = cursor.stamped(1);
+    let swapped = cas::swap(store, &layout::cursor(shard, name), None, cursor.clone()).await;
     assert!(matches!(swapped, cas::Swap::Committed(_)));
-    (Arc::clone(&identity), WatchClient::new(identity))
+    cursor
 }
 
 impl Node {
     fn watched(&self) -> WatchedLeader {
         WatchedLeader {
+            shard: 0,
             address: self.address.clone(),
             certificate: self.identity.fingerprint(),
         }

@@ -5,6 +5,8 @@ mod crowds;
 mod early_close;
 mod exactly_once;
 mod faults;
+mod growth;
+mod homes;
 mod leader;
 mod numbered;
 mod pages;

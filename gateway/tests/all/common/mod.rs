@@ -18,7 +18,8 @@ use futures::future::poll_fn;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::{Request, Response};
 use millpond_gateway::{Config, Error, Gateway, KafkaConfig, Listeners, Security, SecurityFiles};
-use millpond_producer::Producer;
+use millpond_producer::Producers;
+use millpond_runtime::SystemEnvironment;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, Unreliable};
 use object_store::memory::InMemory;
@@ -50,7 +51,7 @@ pub struct Running {
     pub http_address: SocketAddr,
     /// Of Kafka's clients.
     pub kafka_address: SocketAddr,
-    pub producer: Producer,
+    pub producers: Producers,
     pub store: Store,
     pub controls: Controls,
     pub shutdown: CancellationToken,
@@ -94,13 +95,33 @@ pub async fn with_topics(
 ) -> Running {
     let store = Unreliable::new(Arc::new(InMemory::new()), Faults::default());
     let controls = store.controls();
-    let mut registry = Registry::default();
     let store = Store::over(Arc::new(store), "");
-    let producer = Producer::start(store.clone(), producer_config, &mut registry)
+    over((store, controls), producer_config, config, files, kafka).await
+}
+
+/// Another gateway of the same buffer.
+pub async fn beside(gateway: &Running, producer_config: millpond_producer::Config) -> Running {
+    let store = (gateway.store.clone(), gateway.controls.clone());
+    let (files, kafka) = (SecurityFiles::default(), KafkaConfig::default());
+    over(store, producer_config, Config::default(), &files, kafka).await
+}
+
+async fn over(
+    (store, controls): (Store, Controls),
+    producer_config: millpond_producer::Config,
+    config: Config,
+    files: &SecurityFiles,
+    kafka: KafkaConfig,
+) -> Running {
+    let mut registry = Registry::default();
+    let environment = Arc::new(SystemEnvironment);
+    let producers = Producers::start(environment, store.clone(), producer_config, None, &mut registry)
         .await
         .expect("a producer");
+    let following = producers.clone();
+    tokio::spawn(async move { following.follow_growth().await });
     let security = Security::load(files, &mut registry).expect("files that can be used");
-    let gateway = Gateway::new(producer.clone(), config, Arc::clone(&security), &mut registry);
+    let gateway = Gateway::new(producers.clone(), config, Arc::clone(&security), &mut registry);
     let listeners = Listeners {
         grpc: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
         http: TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
@@ -122,7 +143,7 @@ pub async fn with_topics(
         address,
         http_address,
         kafka_address,
-        producer,
+        producers,
         store,
         controls,
         shutdown,
@@ -157,7 +178,7 @@ impl Running {
             .expect("an answer")
             .expect("success");
         let nothing_held = async {
-            while self.producer.budget().held() > 0 {
+            while self.producers.budget().held() > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

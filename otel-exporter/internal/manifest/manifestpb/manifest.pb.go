@@ -176,11 +176,13 @@ func (DeadLetterKind) EnumDescriptor() ([]byte, []int) {
 
 // The object `buffer`: put-if-absent, then compare-and-set.
 type Buffer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	BufferId      []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"` // UUID, 16 bytes
-	Shards        uint32                 `protobuf:"varint,2,opt,name=shards,proto3" json:"shards,omitempty"`                    // only grows
-	Version       uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
-	WriterNonce   uint64                 `protobuf:"fixed64,5,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	BufferId    []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"` // UUID, 16 bytes
+	Shards      uint32                 `protobuf:"varint,2,opt,name=shards,proto3" json:"shards,omitempty"`                    // only grows
+	Version     uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	WriterNonce uint64                 `protobuf:"fixed64,5,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
+	// The number of shards that numbered requests go to, from shard 0 on. The first growth writes it. 0: all `shards`.
+	HomeShards    uint32 `protobuf:"varint,6,opt,name=home_shards,json=homeShards,proto3" json:"home_shards,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -239,6 +241,13 @@ func (x *Buffer) GetVersion() uint64 {
 func (x *Buffer) GetWriterNonce() uint64 {
 	if x != nil {
 		return x.WriterNonce
+	}
+	return 0
+}
+
+func (x *Buffer) GetHomeShards() uint32 {
+	if x != nil {
+		return x.HomeShards
 	}
 	return 0
 }
@@ -2705,12 +2714,14 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\vmillpond.v1\"z\n" +
+	"\x0emanifest.proto\x12\vmillpond.v1\"\x9b\x01\n" +
 	"\x06Buffer\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x16\n" +
 	"\x06shards\x18\x02 \x01(\rR\x06shards\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
-	"\fwriter_nonce\x18\x05 \x01(\x06R\vwriterNonce\"O\n" +
+	"\fwriter_nonce\x18\x05 \x01(\x06R\vwriterNonce\x12\x1f\n" +
+	"\vhome_shards\x18\x06 \x01(\rR\n" +
+	"homeShards\"O\n" +
 	"\x06Stream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\bencoding\x18\x02 \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\"\xf8\x01\n" +
