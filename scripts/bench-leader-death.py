@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Measures how soon requests succeed again after the leader of a shard dies.
 
-Gateways with `--peer-listen` share a shard in MinIO. One client per gateway sends a log record every
-50 ms over HTTP, each request on a separate connection. The leader is killed with SIGKILL again and
-again, and comes back once another gateway leads. Prints, for the gateways that are left: the time
-from each kill until every one of them has answered a request that came after it, and the longest
-time that a request waited which came shortly before or after.
+Gateways with `--peer-listen` share a shard in MinIO. One client per gateway sends a log record
+every 50 ms over HTTP, each request on a separate connection. The leader is killed with SIGKILL
+again and again, and comes back once another gateway leads. Prints, for the gateways that are left:
+the time from each kill until every one of them has answered a request that came after it, and the
+longest time that a request waited which came shortly before or after.
 
-    eval "$(scripts/tools.sh)"; scripts/bench-leader-death.py [--kills N] [--gateways N] [--linger T]
+    eval "$(scripts/tools.sh)"
+    scripts/bench-leader-death.py [--kills N] [--gateways N] [--linger T]
 """
 
 import argparse

@@ -141,8 +141,8 @@ def test_a_collector_follows_the_next_leader(site, how):
 
 class Shard:
     """Two gateways and two Collectors that write to one shard, and two processes of a consumer. The
-    first gateway leads. It reaches the store, and the others reach it, through a network that can be
-    cut."""
+    first gateway leads. It reaches the store, and the others reach it, through a network that can
+    be cut."""
 
     def __init__(self, site, relay: Relay, port: int) -> None:
         self.site = site
@@ -151,7 +151,8 @@ class Shard:
         listens = ("--peer-listen", f"127.0.0.1:{port}", "--advertise", relay.address)
         store = Buffer(site.buffer.url, self.store.url)
         self.leader = site.add(Gateway(site.directory, store, *listens, name="leader")).up()
-        assert site.load(self.leader, name="first", records=100).run()["records_acknowledged"] == 100
+        first = site.load(self.leader, name="first", records=100).run()
+        assert first["records_acknowledged"] == 100
         eventually("the first to lead", lambda: self.leader.metric(LEADS) == 1)
         peers = ("--peer-listen", f"127.0.0.1:{free_port()}")
         self.follower = site.gateway(*peers, name="follower")
