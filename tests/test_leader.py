@@ -6,11 +6,14 @@ import signal
 import pytest
 
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
+from harness.network import Toxiproxy
 from harness.process import eventually
-from harness.services import free_port
+from harness.relay import Relay
+from harness.services import Buffer, Gateway, free_port
 
 LEADS = "millpond_producer_leads"
 FOR_OTHERS = "millpond_producer_commits_for_others_total"
+WITHOUT_LEADER = "millpond_producer_fallbacks_total"
 
 
 def _gateways(site, count: int):
@@ -134,6 +137,132 @@ def test_a_collector_follows_the_next_leader(site, how):
         assert all("did not commit" in collector.messages() for collector in collectors)
     assert [collector.terminate() for collector in collectors] == [0, 0]
     _finish(site, loads, consumer)
+
+
+class Shard:
+    """Two gateways and two Collectors that write to one shard, and two processes of a consumer. The
+    first gateway leads. It reaches the store, and the others reach it, through a network that can
+    be cut."""
+
+    def __init__(self, site, relay: Relay, port: int) -> None:
+        self.site = site
+        self.relay = relay
+        self.store = site.add(Toxiproxy(site.directory)).up().link("store", site.store.port)
+        listens = ("--peer-listen", f"127.0.0.1:{port}", "--advertise", relay.address)
+        store = Buffer(site.buffer.url, self.store.url)
+        self.leader = site.add(Gateway(site.directory, store, *listens, name="leader")).up()
+        first = site.load(self.leader, name="first", records=100).run()
+        assert first["records_acknowledged"] == 100
+        eventually("the first to lead", lambda: self.leader.metric(LEADS) == 1)
+        peers = ("--peer-listen", f"127.0.0.1:{free_port()}")
+        self.follower = site.gateway(*peers, name="follower")
+        self.collectors = [
+            site.millpond_collector(f"otelcol-{number}", peers={"enabled": True})
+            for number in range(2)
+        ]
+        self.consumers = [
+            site.consumer("--instance", name, name=f"consumer-{name}") for name in "ab"
+        ]
+
+    def load(self, records: int):
+        """Loads on all. A request to the leader is sent once: its client cannot know what became of
+        it. Those to the others must all succeed."""
+        once = ("--rate", 300, "--retry-for", "0s")
+        at_leader = self.site.load(self.leader, *once, records=records // 2, name="load-leader")
+        at_leader.start()
+        loads = _loads(self.site, [self.follower, *self.collectors], records=records)
+        eventually("rows", lambda: rows_of(self.site.clickhouse, self.site.database) > 1_000)
+        committed = self.leader.metric(FOR_OTHERS)
+        eventually("commits for all", lambda: self.leader.metric(FOR_OTHERS) > committed + 10)
+        return at_leader, loads
+
+    def kill_consumers(self) -> None:
+        """Kills both processes of the consumer, one after the other, and starts them again."""
+        for consumer in self.consumers:
+            rows = rows_of(self.site.clickhouse, self.site.database)
+            consumer.kill()
+            consumer.up()
+            eventually(
+                "rows after the crash of a consumer",
+                lambda rows=rows: rows_of(self.site.clickhouse, self.site.database) > rows,
+            )
+
+    def restore(self) -> None:
+        self.store.restore()
+        self.relay.restore()
+        if self.leader.running():
+            self.leader.send(signal.SIGCONT)
+
+    def the_other_leads(self) -> None:
+        eventually("the other gateway to lead", lambda: self.follower.metric(LEADS) == 1)
+
+    def the_first_follows(self) -> None:
+        """It learns with its next commit that it does not lead any more."""
+        again = self.site.load(self.leader, records=100, name="again")
+        assert again.run()["records_acknowledged"] == 100
+        eventually("the first to follow", lambda: self.leader.metric(LEADS) == 0)
+
+
+def _killed(shard: Shard) -> None:
+    shard.leader.kill()
+    shard.the_other_leads()
+    shard.kill_consumers()
+
+
+def _frozen(shard: Shard) -> None:
+    """Until the others have sent everything, which takes longer than any timeout."""
+    shard.leader.send(signal.SIGSTOP)
+    shard.the_other_leads()
+    shard.kill_consumers()
+
+
+def _without_the_store(shard: Shard) -> None:
+    """Its requests arrive, and it gets no answers."""
+    shard.store.silence()
+    shard.the_other_leads()
+    shard.kill_consumers()
+
+
+def _without_a_gateway(shard: Shard) -> None:
+    shard.relay.cut_off(shard.follower)
+    alone = shard.follower.metric(WITHOUT_LEADER)
+    eventually(
+        "the gateway to commit for itself", lambda: shard.follower.metric(WITHOUT_LEADER) > alone
+    )
+    shard.kill_consumers()
+
+
+def _without_a_collector(shard: Shard) -> None:
+    collector = shard.collectors[0]
+    shard.relay.cut_off(collector)
+    eventually(
+        "the Collector to commit for itself", lambda: "did not commit" in collector.messages()
+    )
+    shard.kill_consumers()
+
+
+@pytest.mark.parametrize(
+    "fault", [_killed, _frozen, _without_the_store, _without_a_gateway, _without_a_collector]
+)
+def test_each_record_arrives_once_whatever_happens_to_the_leader(site, fault):
+    """Gateways and Collectors write, consumers are killed beside, and rows are compared by their
+    identity."""
+    port = free_port()
+    with Relay(port) as relay:
+        shard = Shard(site, relay, port)
+        at_leader, loads = shard.load(40_000 if fault is _frozen else 15_000)
+        fault(shard)
+        # The others do not need the leader.
+        assert [load.wait(180) for load in loads] == [0, 0, 0]
+        shard.restore()
+        at_leader.wait(180)
+        if fault in (_frozen, _without_the_store):
+            shard.the_first_follows()
+        if fault in (_without_a_gateway, _without_a_collector):
+            # The leader committed for the other ones meanwhile, so nobody replaced it.
+            assert (shard.leader.metric(LEADS), shard.follower.metric(LEADS)) == (1, 0)
+        assert shard.consumers[1].terminate() == 0
+        _finish(site, [at_leader, *loads], shard.consumers[0])
 
 
 WATCHED = "millpond_consumer_watched_shards"

@@ -82,7 +82,8 @@ def test_a_load_shows_a_token(site, form):
         *("load", "--endpoint", endpoint, "--format", form, *STREAM, *trust, *name),
         *("--records", 200, "--run", form, "--json"),
     )
-    assert site.answer(*command, "--token", TOKEN)["unacknowledged"] == 0
+    report = site.parsed(site.command(*command, "--token", TOKEN))
+    assert report["unacknowledged"] == 0, report
     if form == "json":
         report = site.parsed(site.command(*command, "--token", TOKEN[1:], code=1))
         assert report["errors"] == {"HTTP 401": 4} and report["unacknowledged"] == 200

@@ -10,9 +10,9 @@ use millpond_operate::growth::{Grown, grow};
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum BufferCommand {
     /// Add shards to a live buffer. Nothing stops meanwhile, and consumers miss no record of the new shards. Running consumers notice
-    /// within about a minute, and so do gateways without --shard: some of them move to the new shards. A Collector keeps its shard until
-    /// its next start. Numbered requests stay in the shards that the buffer had before. A buffer cannot shrink. After an interruption, run
-    /// the same command again.
+    /// within about a minute, and so do gateways and Collectors without a configured shard: some of them move to the new shards. Numbered
+    /// requests stay in the shards that the buffer had before its first growth. A buffer cannot shrink. After an interruption, run the same
+    /// command again.
     Shards {
         /// The new number of shards.
         #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX)))]

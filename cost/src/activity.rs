@@ -2,6 +2,7 @@
 //!
 //! All rates are per second over the whole buffer. This module knows no prices.
 
+use crate::leader::commits_of_a_leader;
 use crate::rate::Load;
 use crate::settings::Sharing;
 use crate::{RequestLatency, Settings};
@@ -96,8 +97,9 @@ impl Activity {
         let commits = match settings.sharing(load) {
             Sharing::Nothing | Sharing::Segments => requests,
             Sharing::Commits => {
-                let shards = settings.active_shards();
-                shards * Commits::of_a_leader(requests / shards, request)
+                let (shards, each) = (settings.active_shards(), settings.per_shard());
+                let (interval, own) = (settings.linger_seconds, requests / shards / each);
+                shards * commits_of_a_leader(interval, own * (each - 1.0) * interval, own, request)
             }
         };
         Activity::with_segments(load, settings, request, segments, commits)
@@ -122,10 +124,11 @@ impl Activity {
         let polls_each = 1.0 / settings.between_polls(request);
         let looks_each = 1.0 / settings.between_looks(request);
         // News comes when a producer has something. A leader rarely delays it.
-        let sources = settings.sources(load);
-        let together = match settings.sharing(load) {
-            Sharing::Commits => settings.segments_per_commit(load, request),
-            Sharing::Nothing | Sharing::Segments => segments / active / commits.landed,
+        let together = segments / active / commits.landed;
+        let sources = match settings.sharing(load) {
+            // The followers' segments come together, in these commits.
+            Sharing::Commits => (commits.landed * settings.linger_seconds).max(1.0),
+            Sharing::Nothing | Sharing::Segments => settings.sources(load),
         };
         let each = segments / active / together / sources;
         let alone = alone(looks_each, each, sources, together);
@@ -225,13 +228,6 @@ impl Activity {
 }
 
 impl Commits {
-    /// The commits per second of a leader that is asked to commit this often, at random. It commits at once, one commit at
-    /// a time, and what arrives meanwhile shares the next one.
-    fn of_a_leader(requests: f64, request: RequestLatency) -> f64 {
-        let put = request.put_seconds;
-        1.0 / (put + (-requests * put).exp() / requests)
-    }
-
     /// `sharing` producers of one shard that together make this many commits per second.
     fn of(sharing: f64, commits: f64, request: RequestLatency) -> Commits {
         let RequestLatency {

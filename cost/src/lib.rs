@@ -13,6 +13,7 @@ mod estimate;
 mod inserts;
 mod items;
 mod latency;
+mod leader;
 mod live;
 mod offer;
 mod prices;

@@ -221,8 +221,8 @@ impl Settings {
         load.compressed_bytes_per_second / self.makers(load)
     }
 
-    /// Time until a segment closes, at whichever limit comes first. A leader with blocks of others closes what it has in each
-    /// interval of a linger, full or not, so its segments divide the interval.
+    /// Time until a segment closes, at whichever limit comes first. In a leader's rhythm, a segment closes at the end of each
+    /// interval of a linger, full or not, so segments divide the interval.
     pub(crate) fn fill_seconds(&self, load: &Load) -> f64 {
         let each = self.each_maker(load);
         let by_size = self.segment_bytes / each;
@@ -230,8 +230,10 @@ impl Settings {
         let fill = self.linger_seconds.min(by_size).min(by_raw);
         match self.sharing(load) {
             // Tolerate rounding just above a whole number.
-            Sharing::Segments => self.linger_seconds / (self.linger_seconds / fill - 1e-9).ceil(),
-            Sharing::Nothing | Sharing::Commits => fill,
+            Sharing::Segments | Sharing::Commits => {
+                self.linger_seconds / (self.linger_seconds / fill - 1e-9).ceil()
+            }
+            Sharing::Nothing => fill,
         }
     }
 

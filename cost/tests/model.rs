@@ -364,8 +364,8 @@ fn large_segments_are_uploaded_by_each_and_committed_by_one() {
     );
     let activity = large.activity;
     assert!((activity.segments - 48.0).abs() < 1e-9);
-    // They share the commits that follow each other without a pause; 12.4 were measured in virtual time.
-    assert!((12.0..15.0).contains(&activity.commits), "{}", activity.commits);
+    // The followers' segments share commits that follow each other without a pause; 5.0 were counted in virtual time.
+    assert!((4.9..5.4).contains(&activity.commits), "{}", activity.commits);
     assert!(activity.swaps_refused < 0.01);
     let advice = large.advice;
     let knobs: Vec<&str> = advice

@@ -271,6 +271,8 @@ func TestAStoreThatIsAwayKeepsNeitherTheCollectorFromStartingNorFromStopping(t *
 
 func TestTheTelemetryIsTheProducers(t *testing.T) {
 	config, _ := direct(t)
+	shard := 2
+	config.Shards, config.Shard = 3, &shard
 	telemetry := componenttest.NewTelemetry()
 	defer func() { require.NoError(t, telemetry.Shutdown(context.Background())) }()
 	settings := exportertest.NewNopSettings(metadata.Type)
@@ -281,6 +283,8 @@ func TestTheTelemetryIsTheProducers(t *testing.T) {
 	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(7)))
 	metadatatest.AssertEqualMillpondRecords(t, telemetry,
 		[]metricdata.DataPoint[int64]{{Value: 7}}, metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualMillpondShard(t, telemetry,
+		[]metricdata.DataPoint[int64]{{Value: 2}}, metricdatatest.IgnoreTimestamp())
 	// The answer may precede the recording of its duration; the shutdown waits for it.
 	require.NoError(t, logs.Shutdown(t.Context()))
 	commits, err := telemetry.GetMetric("otelcol_millpond.commit.duration")

@@ -48,6 +48,12 @@ func observe(telemetry *metadata.TelemetryBuilder, p *producer.Producer) error {
 		}
 		return nil
 	}
+	shard := func(_ context.Context, observer metric.Int64Observer) error {
+		if shard, open := p.Shard(); open {
+			observer.Observe(int64(shard))
+		}
+		return nil
+	}
 	return errors.Join(
 		telemetry.RegisterMillpondBytesAppendedCallback(of(func(s producer.Stats) int64 { return s.AppendedBytes })),
 		telemetry.RegisterMillpondBytesDelegatedCallback(of(func(s producer.Stats) int64 { return s.DelegatedBytes })),
@@ -60,6 +66,7 @@ func observe(telemetry *metadata.TelemetryBuilder, p *producer.Producer) error {
 		telemetry.RegisterMillpondBytesRawCallback(of(func(s producer.Stats) int64 { return s.RawBytes })),
 		telemetry.RegisterMillpondBytesStoredCallback(of(func(s producer.Stats) int64 { return s.StoredBytes })),
 		telemetry.RegisterMillpondRefusedCallback(of(func(s producer.Stats) int64 { return s.Refused })),
+		telemetry.RegisterMillpondShardCallback(shard),
 		telemetry.RegisterMillpondUploadRetriesCallback(of(func(s producer.Stats) int64 { return s.UploadRetries })),
 		telemetry.RegisterMillpondReuploadsCallback(of(func(s producer.Stats) int64 { return s.Reuploads })),
 		telemetry.RegisterMillpondCommitAttemptsCallback(attempts),

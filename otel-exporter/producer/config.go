@@ -42,7 +42,7 @@ type Config struct {
 	// MaxWait limits how long Append waits for memory. Default 10 s: shorter than the timeouts of OTLP clients. 0:
 	// Append does not wait.
 	MaxWait time.Duration
-	// Shard is the shard to write to. Negative (the default): draw one at random.
+	// Shard is the shard to write to. Negative (the default): draw one at random, and follow the growth of the buffer.
 	Shard int
 	// Shards is the number of shards of a new buffer. Default 1.
 	Shards int

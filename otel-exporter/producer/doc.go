@@ -19,6 +19,12 @@
 // Append returns once the message is in the log. With the default settings that takes about a second: call it from one
 // goroutine per message in flight. The log has messages in the order in which the producer accepted them.
 //
+// # Shards
+//
+// Without Config.Shard the producer draws a shard when it starts. About once a minute it looks whether the buffer has
+// grown. If so, it may move to a new shard: new messages go there, and the old shard gets what was accepted before. No
+// request fails because of a move. The order of messages holds within a shard.
+//
 // # Results of Append
 //
 //	answer                                            is it in the log   retry

@@ -97,7 +97,8 @@ func inTurn(w *world) (*testLeader, *committer, []uploadedWork) {
 	l := &testLeader{t: w.t, w: w}
 	p := w.follower(l, testConfig(), 1)
 	w.mustAppend(p, "first")
-	c := newCommitter(p.pipeline, w.manifest().BufferID, p.config.TailMax, p.streams, p.peering)
+	current := p.current.Load()
+	c := newCommitter(current.pipeline, w.manifest().BufferID, current.config.TailMax, current.streams, current.peering)
 	c.commits.registered = true
 	c.turns = *contendedTurns()
 	c.turns.notBefore = time.Now().Add(turnWaitMax)

@@ -17,7 +17,7 @@ import (
 // begun starts a producer that opens the world's store through its network, as Begin does.
 func (w *world) begun(config Config) *Producer {
 	w.t.Helper()
-	p, err := begin(systemEnvironment(), config, nil, func(ctx context.Context) (*storage.Store, error) {
+	p, err := begin(systemEnvironment(), config, presented(nil), func(ctx context.Context) (*storage.Store, error) {
 		store := storage.Over(w.network, storage.RequestTimeout)
 		if _, _, _, err := store.Get(ctx, manifest.BufferKey); err != nil {
 			return nil, err

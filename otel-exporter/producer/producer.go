@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"millpond.dev/otel-exporter/internal/segment"
@@ -43,154 +44,86 @@ type Committed struct {
 // It only smooths the handover; waiting happens elsewhere.
 const queue = 64
 
-// A Producer appends messages to one shard of a buffer. It is safe for concurrent use.
+// A Producer appends messages to one shard of a buffer, and to another one after the buffer has grown (growth.go). It is
+// safe for concurrent use.
 type Producer struct {
-	config   Config
-	pipeline *pipeline
-	streams  *streams
-	peering  *peering // nil: it commits for itself
+	resources *resources
+	current   atomic.Pointer[writer] // into the shard that new messages go to
+	leaving   atomic.Pointer[writer] // into the shard before it, while it commits what it accepted; nil: there is none
 
-	gate     sync.RWMutex // held for reading while a message is handed over
+	moving   sync.Mutex // held while current is replaced
 	closed   bool
-	messages chan accepted
-	drained  chan struct{} // closed when everything accepted is committed
+	stopLook context.CancelFunc
+	settled  chan struct{} // closed when the producer moves no more, and no writer is leaving
 }
 
-// run starts the stages; the last one begins by opening the buffer. Each stage ends once the previous one has ended and
-// all its work is done.
-func (p *Producer) run(encoders *encoders, openStore openStore) {
-	uploaders := &uploaders{
-		pipeline: p.pipeline,
-		turns:    make(chan struct{}, p.config.MaxUploads),
-		arrivals: make(chan arrival, queue),
-	}
-	accumulator := &accumulator{
-		config:    &p.config,
-		budget:    p.pipeline.budget,
-		encoders:  encoders,
-		uploaders: uploaders,
-		flow:      p.pipeline.flow,
-		following: p.pipeline.following,
-		log:       p.config.Logger,
-		closed:    make(map[int]*fillingSegment),
-		done:      make(chan doneBlock),
-	}
-	ctx, stopOpening := context.WithCancelCause(context.Background())
-	go func() {
-		accumulator.run(p.messages)
-		uploaders.tasks.Wait()
-		// An opening still in progress has no purpose anymore.
-		stopOpening(ErrClosed)
-		close(uploaders.arrivals)
-	}()
-	go func() {
-		if committer := p.open(ctx, openStore); committer != nil {
-			committer.run(uploaders.arrivals)
-		}
-		for range uploaders.arrivals {
-			// Without a buffer the arrivals carry no segments: their callers have their errors.
-		}
-		close(p.drained)
-	}()
-}
-
-// Shard returns the shard that this producer writes to; 0 before the buffer is open.
-func (p *Producer) Shard() uint32 {
+// Shard returns the shard that new messages go to. open is false before the buffer is open.
+func (p *Producer) Shard() (shard uint32, open bool) {
+	pipeline := p.current.Load().pipeline
 	select {
-	case <-p.pipeline.opened:
-		return p.pipeline.shard
+	case <-pipeline.opened:
+		return pipeline.shard, pipeline.openError == nil
 	default:
-		return 0
+		return 0, false
 	}
 }
+
+// errMoved means that the producer appends to another shard now. The writer accepted nothing.
+var errMoved = errors.New("the producer has moved to another shard")
 
 // Append appends a message and waits until it is committed. Its errors are those of this package; IsRetryable and
 // HasNoSideEffects classify them. If the context ends first, the error is the context's own if the message was not
 // accepted. Otherwise it is an OutcomeUnknownError, and the producer still commits the message once.
 func (p *Producer) Append(ctx context.Context, message Message) (Committed, error) {
-	p.pipeline.flow.waiting.Add(1)
-	defer p.pipeline.flow.waiting.Add(-1)
-	waiter, err := p.accept(ctx, message)
-	if err != nil {
-		p.pipeline.counters.refused.Add(1)
-		return Committed{}, err
+	for {
+		committed, err := p.current.Load().append(ctx, message)
+		if !errors.Is(err, errMoved) {
+			return committed, err
+		}
 	}
-	select {
-	case result := <-waiter:
-		return result.committed, result.err
-	case <-ctx.Done():
-		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + ctx.Err().Error(), ctx.Err()}
-	}
-}
-
-func (p *Producer) accept(ctx context.Context, message Message) (waiter, error) {
-	cost, err := p.cost(len(message.Payload))
-	if err != nil {
-		return nil, err
-	}
-	if err := p.streams.admit(message.Stream, message.Encoding); err != nil {
-		return nil, &RefusedError{err.Error()}
-	}
-	if err := p.pipeline.budget.reserve(ctx, cost); err != nil {
-		return nil, err
-	}
-	p.gate.RLock()
-	defer p.gate.RUnlock()
-	if p.closed {
-		p.pipeline.budget.release(cost)
-		return nil, ErrClosed
-	}
-	waiter := make(waiter, 1)
-	// The accumulator never waits for the store, so this send does not block for long.
-	p.messages <- accepted{message, waiter, cost}
-	return waiter, nil
-}
-
-// cost is the budget in bytes for a message of this size. It fails for a message that can never be accepted.
-func (p *Producer) cost(payloadLen int) (int64, error) {
-	cost := segment.MessageLenMax(payloadLen) + waiterBytes
-	if cost <= p.config.BlockBytes {
-		return int64(cost), nil
-	}
-	// A message this large gets its own block, which exceeds an encoder's room: its cost covers the copy, the compression
-	// buffer and the result.
-	most := min(int(segment.DefaultLimits().BlockRawMax)-segment.MessageLenMax(0),
-		int(p.pipeline.budget.limit/3)-segment.MessageLenMax(0)-waiterBytes)
-	if payloadLen > most {
-		return 0, &RefusedError{fmt.Sprintf("a message of %d bytes is over the limit of %d", payloadLen, most)}
-	}
-	return 3 * int64(cost), nil
 }
 
 // Waiting describes what the producer is waiting for. It is empty if the last request of every kind to the store
 // succeeded. The producer keeps retrying.
-func (p *Producer) Waiting() string { return p.pipeline.health.reason() }
+func (p *Producer) Waiting() string {
+	reason := p.current.Load().pipeline.health.reason()
+	if leaving := p.leaving.Load(); reason == "" && leaving != nil {
+		reason = leaving.pipeline.health.reason()
+	}
+	return reason
+}
 
-// Stats returns the statistics so far.
-func (p *Producer) Stats() Stats { return p.pipeline.counters.stats(p.pipeline.budget) }
+// Stats returns the statistics so far, of all shards that the producer has written to.
+func (p *Producer) Stats() Stats { return p.resources.counters.stats(p.resources.budget) }
 
 // Close refuses new messages and waits until everything accepted is committed. If the context ends first, the error
 // states how much is left and why. The producer keeps working, and Close can be called again. Close returns an
 // OpenError if the buffer could not be opened.
 func (p *Producer) Close(ctx context.Context) error {
-	p.gate.Lock()
-	if !p.closed {
-		p.closed = true
-		close(p.messages)
-	}
-	p.gate.Unlock()
-	select {
-	case <-p.drained:
+	p.moving.Lock()
+	p.closed = true
+	p.moving.Unlock()
+	p.stopLook()
+	current := p.current.Load()
+	if current.close(ctx, ErrClosed) && p.isSettled(ctx) {
 		var failed *OpenError
-		if errors.As(p.pipeline.openError, &failed) {
+		if errors.As(current.pipeline.openError, &failed) {
 			return failed
 		}
 		return nil
-	case <-ctx.Done():
 	}
 	reason := p.Waiting()
 	if reason == "" {
 		reason = "the store is slow"
 	}
 	return fmt.Errorf("%d bytes are not committed: %s (%w)", p.Stats().MemoryHeldBytes, reason, ctx.Err())
+}
+
+func (p *Producer) isSettled(ctx context.Context) bool {
+	select {
+	case <-p.settled:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

@@ -334,7 +334,8 @@ func TestAShardIsDrawnAndMustExist(t *testing.T) {
 		config.Shards = 3
 		drawn := make(map[uint32]bool)
 		for seed := range uint64(30) {
-			drawn[w.producer(config, seed).Shard()] = true
+			shard, _ := w.producer(config, seed).Shard()
+			drawn[shard] = true
 		}
 		if len(drawn) != 3 {
 			t.Error(drawn)

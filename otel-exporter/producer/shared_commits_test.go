@@ -44,7 +44,7 @@ func (w *world) steadily(p *Producer, messages int, payload string) []time.Durat
 func commits(p *Producer) int64 { return p.Stats().CommitsCommitted - 1 }
 
 // gets is the number of times a producer has read the manifest.
-func gets(p *Producer) uint64 { return p.pipeline.store.Requests().Gets }
+func gets(p *Producer) uint64 { return p.current.Load().pipeline.store.Requests().Gets }
 
 func TestFullSegmentsShareACommitAndWaitNoLongerThanTheirLinger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -124,7 +124,7 @@ func TestACommitDoesNotWaitForAnEmptySegment(t *testing.T) {
 		never := message("")
 		never.Payload = make([]byte, segment.DefaultLimits().BlockRawMax)
 		waiter := make(waiter, 1)
-		p.messages <- accepted{message: never, waiter: waiter}
+		p.current.Load().messages <- accepted{message: never, waiter: waiter}
 		if result := <-waiter; !isA[*RefusedError](result.err) {
 			t.Error(result)
 		}

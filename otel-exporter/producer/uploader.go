@@ -12,12 +12,11 @@ import (
 
 // A pipeline is the shared state of the stages that talk to the store.
 type pipeline struct {
-	// The next four are set before opened is closed, and read after.
+	// The next three are set before opened is closed, and read after.
 	ctx       context.Context // never ends once the buffer is open
-	store     *storage.Store
-	shard     uint32
-	openError error         // why the buffer can never be opened
-	opened    chan struct{} // closed when that is decided
+	place                     // that the segments go to
+	openError error           // why the buffer can never be opened
+	opened    chan struct{}   // closed when that is decided
 
 	environment *environment
 	health      *health

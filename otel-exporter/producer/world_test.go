@@ -63,11 +63,15 @@ func (w *world) started(config Config, seed uint64, peering *peering) *Producer 
 
 // start is Open for a store that is already open.
 func start(ctx context.Context, environment *environment, store *storage.Store, config Config, peering *peering) (*Producer, error) {
-	p, err := begin(environment, config, peering, func(context.Context) (*storage.Store, error) { return store, nil })
+	p, err := begin(environment, config, presented(peering), func(context.Context) (*storage.Store, error) { return store, nil })
 	if err != nil {
 		return nil, err
 	}
 	return p.orNothing(ctx)
+}
+
+func presented(fixed *peering) func() (*peering, error) {
+	return func() (*peering, error) { return fixed, nil }
 }
 
 func (w *world) close(p *Producer) {
@@ -126,7 +130,12 @@ func (w *world) get(key string) []byte {
 
 func (w *world) manifest() *manifest.Manifest {
 	w.t.Helper()
-	state, err := manifest.Decode(w.get(manifest.Key(0)))
+	return w.manifestOf(0)
+}
+
+func (w *world) manifestOf(shard uint32) *manifest.Manifest {
+	w.t.Helper()
+	state, err := manifest.Decode(w.get(manifest.Key(shard)))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -148,13 +157,19 @@ func (w *world) change(change func(*manifest.Manifest)) {
 	}
 }
 
-// entries returns the whole log: its pages and its tail.
+// entries returns the whole log of shard 0.
 func (w *world) entries() []manifest.Entry {
 	w.t.Helper()
-	state := w.manifest()
+	return w.entriesOf(0)
+}
+
+// entriesOf returns the whole log of a shard: its pages and its tail.
+func (w *world) entriesOf(shard uint32) []manifest.Entry {
+	w.t.Helper()
+	state := w.manifestOf(shard)
 	var entries []manifest.Entry
 	for _, reference := range state.Pages {
-		page, err := manifest.DecodePage(w.get(manifest.PageKey(0, reference.First, reference.Page)))
+		page, err := manifest.DecodePage(w.get(manifest.PageKey(shard, reference.First, reference.Page)))
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -166,16 +181,22 @@ func (w *world) entries() []manifest.Entry {
 	return append(entries, state.Tail...)
 }
 
-// log returns every message of the log in order, as a consumer reads it: by the parts of the manifest.
+// log returns every message of the log of shard 0.
 func (w *world) log() []string {
+	w.t.Helper()
+	return w.logOf(0)
+}
+
+// logOf returns every message of a shard's log in order, as a consumer reads it: by the parts of the manifest.
+func (w *world) logOf(shard uint32) []string {
 	w.t.Helper()
 	decompressor, err := segment.NewDecompressor()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	var log []string
-	for _, entry := range w.entries() {
-		object := w.get(manifest.SegmentKey(0, entry.Segment))
+	for _, entry := range w.entriesOf(shard) {
+		object := w.get(manifest.SegmentKey(shard, entry.Segment))
 		if _, err := segment.Verify(object, segment.DefaultLimits()); err != nil || uint64(len(object)) != entry.Size {
 			w.t.Fatalf("segment %s of %d bytes: %v", entry.Segment, len(object), err)
 		}
@@ -206,12 +227,17 @@ func (w *world) checkLog(messages ...string) {
 	}
 }
 
-// checkOnce fails unless the log has each of these messages once.
-func (w *world) checkOnce(messages []string) {
+// checkOnce fails unless the logs of these shards together have each of the messages once. None: shard 0.
+func (w *world) checkOnce(messages []string, shards ...uint32) {
 	w.t.Helper()
+	if len(shards) == 0 {
+		shards = []uint32{0}
+	}
 	times := make(map[string]int)
-	for _, message := range w.log() {
-		times[message]++
+	for _, shard := range shards {
+		for _, message := range w.logOf(shard) {
+			times[message]++
+		}
 	}
 	for _, message := range messages {
 		if times[message] != 1 {

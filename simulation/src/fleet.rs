@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gateway::World;
+use millpond_producer::Peering;
 use tokio::time::{Instant, sleep, sleep_until};
 
 /// The zones of a run with several.
@@ -69,6 +70,27 @@ pub struct Load {
     pub scale: usize,
 }
 
+impl Load {
+    /// The load of each of these gateways, which together receive this rate of raw telemetry.
+    fn raw(bytes_per_second: f64, gateways: usize) -> Load {
+        // No request is a large part of a segment.
+        let requests_per_second = 8.max(128 / u32::try_from(gateways).unwrap_or(u32::MAX));
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "the size of a request"
+        )]
+        let request_bytes =
+            (bytes_per_second / RATIO / gateways as f64 / f64::from(requests_per_second)) as usize;
+        Load {
+            requests_per_second,
+            request_bytes,
+            scale: 128,
+        }
+    }
+}
+
 /// A fleet and what happens to it.
 #[derive(Debug, Clone)]
 pub struct Fleet {
@@ -86,6 +108,8 @@ pub struct Fleet {
     pub layout: Layout,
     /// What the clients send.
     pub load: Load,
+    /// The gateways commit for each other, and send segments below this size to their leader. `None`: each commits for itself.
+    pub forward_below: Option<u64>,
     /// The faults.
     pub trouble: Trouble,
     /// The time before the measurement.
@@ -111,6 +135,7 @@ impl Fleet {
                 request_bytes: 790,
                 scale: 1,
             },
+            forward_below: Some(Peering::FORWARD_BELOW),
             trouble: Trouble::Nothing,
             warm_up: Duration::from_secs(20),
             measured: Duration::from_secs(60),
@@ -118,16 +143,20 @@ impl Fleet {
         }
     }
 
+    /// Gateways on one shard in one zone that receive 1.1 Gbps of raw telemetry.
+    pub fn full(gateways: usize, linger: Duration) -> Fleet {
+        Fleet {
+            name: format!(
+                "{gateways} gateways with 1.1 Gbps, linger {} ms",
+                linger.as_millis()
+            ),
+            load: Load::raw(137.5e6, gateways),
+            ..Fleet::light(gateways, linger)
+        }
+    }
+
     /// Gateways in three zones and on twelve shards that receive 10 Gbps of raw telemetry.
     pub fn large(gateways: usize, layout: Layout, trouble: Trouble) -> Fleet {
-        let requests_per_second = 8;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "the size of a request"
-        )]
-        let request_bytes = (1.25e9 / RATIO / gateways as f64 / f64::from(requests_per_second)) as usize;
         let shared = match layout {
             Layout::AnyShard => "any shard",
             Layout::ShardsOfTheZone => "shards of the zone",
@@ -145,11 +174,8 @@ impl Fleet {
             shards: 12,
             linger: Duration::from_secs(1),
             layout,
-            load: Load {
-                requests_per_second,
-                request_bytes,
-                scale: 128,
-            },
+            load: Load::raw(1.25e9, gateways),
+            forward_below: Some(Peering::FORWARD_BELOW),
             trouble,
             warm_up: Duration::from_secs(30),
             measured: Duration::from_secs(120),

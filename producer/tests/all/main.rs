@@ -1,6 +1,7 @@
 //! Tests of the producer over stores with faults, most of them in virtual time.
 
 mod clients;
+mod clock;
 mod crowds;
 mod early_close;
 mod exactly_once;

@@ -32,6 +32,9 @@ fn fleets(gateways: usize) -> Vec<Fleet> {
         Fleet::light(48, Duration::from_secs(1)),
         Fleet::light(16, Duration::from_millis(250)),
         Fleet::light(250, Duration::from_secs(1)),
+        Fleet::full(1, Duration::from_secs(1)),
+        Fleet::full(16, Duration::from_secs(1)),
+        Fleet::full(64, Duration::from_secs(1)),
     ];
     for layout in [Layout::AnyShard, Layout::ShardsOfTheZone] {
         for trouble in [

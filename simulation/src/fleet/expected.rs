@@ -71,8 +71,14 @@ pub(super) fn requests(fleet: &Fleet) -> Requests {
 
 fn activity(fleet: &Fleet) -> Activity {
     let count = |number: usize| u32::try_from(number).expect("a small number");
-    #[expect(clippy::cast_precision_loss, reason = "bytes per second")]
-    let bytes = (fleet.gateways * fleet.load.request_bytes) as f64;
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "bytes per second, and the size of a segment"
+    )]
+    let (bytes, forward_below) = (
+        (fleet.gateways * fleet.load.request_bytes) as f64,
+        fleet.forward_below.unwrap_or(0) as f64,
+    );
     let load = Load::compressed(Rate(bytes * f64::from(fleet.load.requests_per_second)), RATIO);
     let zones = match fleet.layout {
         Layout::AnyShard => fleet.zones,
@@ -82,7 +88,8 @@ fn activity(fleet: &Fleet) -> Activity {
     let settings = Settings {
         linger_seconds: fleet.linger.as_secs_f64(),
         producers: count(fleet.gateways),
-        peers: true,
+        peers: fleet.forward_below.is_some(),
+        forward_below_bytes: forward_below,
         shards: count(fleet.shards),
         zones: count(zones),
         zone_aware: zones > 1,

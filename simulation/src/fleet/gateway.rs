@@ -173,21 +173,21 @@ pub(super) async fn start(world: &Arc<World>, gateway: usize) {
     });
     let mut certificate = [0; 32];
     certificate[..8].copy_from_slice(&seed.to_be_bytes());
-    let peering = Peering {
+    let peering = world.fleet.forward_below.map(|forward_below| Peering {
         peers: Arc::new(Link {
             network: Arc::clone(&world.network),
             process: Arc::clone(&process),
         }),
         certificate: Fingerprint(certificate),
         address: Some(address(gateway).into()),
-        forward_below: Peering::FORWARD_BELOW / world.fleet.load.scale as u64,
-    };
+        forward_below: forward_below / world.fleet.load.scale as u64,
+    });
     let mut registry = Registry::default();
     let producer = Producer::start_with(
         Seeded::on_one_thread(world.begun, CPU_TIME, seed),
         Store::over(Arc::new(unreliable), "buffer"),
         world.config(shard),
-        Some(peering),
+        peering,
         &mut registry,
     );
     let producer = producer.await.expect("a producer starts within ten minutes");

@@ -45,6 +45,7 @@ type TelemetryBuilder struct {
 	MillpondReuploads           metric.Int64ObservableCounter
 	MillpondSegments            metric.Int64ObservableCounter
 	MillpondSegmentsUncommitted metric.Int64ObservableGauge
+	MillpondShard               metric.Int64ObservableGauge
 	MillpondUploadDuration      metric.Float64Histogram
 	MillpondUploadRetries       metric.Int64ObservableCounter
 }
@@ -300,6 +301,21 @@ func (builder *TelemetryBuilder) RegisterMillpondSegmentsUncommittedCallback(cb 
 	return nil
 }
 
+// RegisterMillpondShardCallback sets callback for observable MillpondShard metric.
+func (builder *TelemetryBuilder) RegisterMillpondShardCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondShard, obs: o})
+		return nil
+	}, builder.MillpondShard)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
 // RegisterMillpondUploadRetriesCallback sets callback for observable MillpondUploadRetries metric.
 func (builder *TelemetryBuilder) RegisterMillpondUploadRetriesCallback(cb metric.Int64Callback) error {
 	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
@@ -444,6 +460,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_millpond.segments.uncommitted",
 		metric.WithDescription("Segments uploaded and not yet committed [Alpha]"),
 		metric.WithUnit("{segment}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.MillpondShard, err = builder.meter.Int64ObservableGauge(
+		"otelcol_millpond.shard",
+		metric.WithDescription("Number of the shard that new requests go to. Absent until the buffer is open [Alpha]"),
+		metric.WithUnit("1"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondUploadDuration, err = builder.meter.Float64Histogram(

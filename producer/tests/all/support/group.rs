@@ -13,6 +13,7 @@ use millpond_manifest::{Fingerprint, ProducerId};
 use millpond_producer::{
     Config, LeaderAddress, PeerAnswer, PeerRefusal, PeerRequest, Peering, Peers, Producer,
 };
+use millpond_runtime::Environment;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, S3Latency, Unreliable};
 use object_store::memory::InMemory;
@@ -237,11 +238,27 @@ impl Group {
         (producer, behind)
     }
 
+    /// Starts a producer whose clock is not the others'.
+    pub(crate) async fn start_by(&mut self, number: u64, environment: Arc<dyn Environment>) -> Producer {
+        let (config, peering) = (config(SECOND), self.peering(number, true));
+        self.enter(number, environment, config, peering).await
+    }
+
     pub(crate) async fn join(&mut self, number: u64, config: Config, peering: Peering) -> Producer {
+        self.enter(number, Seeded::standing(number), config, peering)
+            .await
+    }
+
+    async fn enter(
+        &mut self,
+        number: u64,
+        environment: Arc<dyn Environment>,
+        config: Config,
+        peering: Peering,
+    ) -> Producer {
         let unreliable = self.network_of(number);
         self.controls.push(unreliable.controls());
         let store = Store::over(Arc::new(unreliable), "buffer");
-        let environment = Seeded::standing(number);
         let started = Producer::start_with(environment, store, config, Some(peering), &mut self.registry);
         let producer = started.await.unwrap();
         let mut producers = self.network.producers.lock().unwrap();

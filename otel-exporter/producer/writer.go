@@ -1,0 +1,248 @@
+package producer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"millpond.dev/otel-exporter/internal/manifest"
+	"millpond.dev/otel-exporter/internal/segment"
+	"millpond.dev/otel-exporter/internal/storage"
+)
+
+// resources are what a producer keeps when it moves to another shard.
+type resources struct {
+	config      *Config
+	environment *environment
+	counters    *counters
+	budget      *budget
+	encoders    *encoders
+	newPeering  func() (*peering, error)
+}
+
+func newResources(environment *environment, config *Config, newPeering func() (*peering, error)) (*resources, error) {
+	counters := &counters{}
+	budget := newBudget(int64(config.MemoryLimit-config.workingMemory()), config.MaxWait)
+	encoders, err := newEncoders(config, budget, counters)
+	if err != nil {
+		return nil, err
+	}
+	return &resources{config, environment, counters, budget, encoders, newPeering}, nil
+}
+
+// starting limits an opening to StartTimeout.
+func (r *resources) starting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, r.config.StartTimeout,
+		fmt.Errorf("the store was not reached for %s", r.config.StartTimeout))
+}
+
+// A place is a shard of an open buffer.
+type place struct {
+	store  *storage.Store
+	buffer *manifest.Buffer
+	shard  uint32
+}
+
+// findPlace finds the place of a writer, however long that takes. An error is final.
+type findPlace func(context.Context, *pipeline) (place, error)
+
+// A writer appends messages to one shard: the stages from the callers to the log.
+type writer struct {
+	*resources
+	pipeline *pipeline
+	streams  *streams
+	peering  *peering // nil: it commits for itself
+
+	gate     sync.RWMutex // held for reading while a message is handed over
+	closed   error        // why it takes no more messages; nil: it does
+	messages chan accepted
+	drained  chan struct{} // closed when everything accepted is committed
+}
+
+// begin starts a writer, which finds its place and registers there in the background.
+func (r *resources) begin(find findPlace) (*writer, error) {
+	peering, err := r.newPeering()
+	if err != nil {
+		return nil, err
+	}
+	w := &writer{
+		resources: r,
+		pipeline: &pipeline{
+			opened:      make(chan struct{}),
+			environment: r.environment,
+			health:      &health{log: r.config.Logger},
+			counters:    r.counters,
+			budget:      r.budget,
+			flow:        &flow{},
+			following:   &following{linger: r.config.Linger},
+			hooks:       r.config.Hooks,
+			log:         r.config.Logger,
+		},
+		streams:  &streams{encodings: make(map[string]Encoding)},
+		messages: make(chan accepted, queue),
+		drained:  make(chan struct{}),
+		peering:  peering,
+	}
+	w.run(find)
+	return w, nil
+}
+
+// run starts the stages; the last one begins by opening the buffer. Each stage ends once the previous one has ended and
+// all its work is done.
+func (w *writer) run(find findPlace) {
+	uploaders := &uploaders{
+		pipeline: w.pipeline,
+		turns:    make(chan struct{}, w.config.MaxUploads),
+		arrivals: make(chan arrival, queue),
+	}
+	accumulator := &accumulator{
+		config:    w.config,
+		budget:    w.budget,
+		encoders:  w.encoders,
+		uploaders: uploaders,
+		flow:      w.pipeline.flow,
+		following: w.pipeline.following,
+		log:       w.config.Logger,
+		closed:    make(map[int]*fillingSegment),
+		done:      make(chan doneBlock),
+	}
+	ctx, stopOpening := context.WithCancelCause(context.Background())
+	go func() {
+		accumulator.run(w.messages)
+		uploaders.tasks.Wait()
+		// An opening still in progress has no purpose anymore.
+		stopOpening(ErrClosed)
+		close(uploaders.arrivals)
+	}()
+	go func() {
+		if committer := w.open(ctx, find); committer != nil {
+			committer.run(uploaders.arrivals)
+		}
+		for range uploaders.arrivals {
+			// Without a buffer the arrivals carry no segments: their callers have their errors.
+		}
+		close(w.drained)
+	}()
+}
+
+// open opens the buffer and registers in a shard, however long that takes. It returns no committer if the buffer can
+// never be opened, and tells everybody who waits for it.
+func (w *writer) open(ctx context.Context, find findPlace) *committer {
+	w.pipeline.ctx = ctx
+	committer, err := w.tryOpen(ctx, find)
+	switch {
+	case err == nil:
+		// From here on no context cancels accepted work.
+		w.pipeline.ctx = context.WithoutCancel(ctx)
+	case ctx.Err() != nil:
+		w.pipeline.openError = context.Cause(ctx)
+	default:
+		w.pipeline.openError = &OpenError{err}
+	}
+	close(w.pipeline.opened)
+	return committer
+}
+
+func (w *writer) tryOpen(ctx context.Context, find findPlace) (*committer, error) {
+	place, err := find(ctx, w.pipeline)
+	if err != nil {
+		return nil, err
+	}
+	w.pipeline.place = place
+	committer := newCommitter(w.pipeline, place.buffer.ID, w.config.TailMax, w.streams, w.peering)
+	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
+	for !committer.tryRegister() {
+		if err := storage.Sleep(ctx, w.environment.wait(&backoff)); err != nil {
+			return nil, err
+		}
+	}
+	return committer, nil
+}
+
+// isOpen waits until the buffer is open, and returns an OpenError if it never will be. If the context ends first, the
+// error describes what the writer is waiting for; opening continues.
+func (w *writer) isOpen(ctx context.Context) error {
+	select {
+	case <-w.pipeline.opened:
+		return w.pipeline.openError
+	case <-ctx.Done():
+		return fmt.Errorf("the buffer is not open yet: %s (%w)", w.pipeline.health.reason(), context.Cause(ctx))
+	}
+}
+
+// append appends a message and waits until it is committed. After a move it returns errMoved and has accepted nothing.
+func (w *writer) append(ctx context.Context, message Message) (Committed, error) {
+	w.pipeline.flow.waiting.Add(1)
+	defer w.pipeline.flow.waiting.Add(-1)
+	waiter, err := w.accept(ctx, message)
+	if err != nil {
+		if !errors.Is(err, errMoved) {
+			w.counters.refused.Add(1)
+		}
+		return Committed{}, err
+	}
+	select {
+	case result := <-waiter:
+		return result.committed, result.err
+	case <-ctx.Done():
+		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + ctx.Err().Error(), ctx.Err()}
+	}
+}
+
+func (w *writer) accept(ctx context.Context, message Message) (waiter, error) {
+	cost, err := w.cost(len(message.Payload))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.streams.admit(message.Stream, message.Encoding); err != nil {
+		return nil, &RefusedError{err.Error()}
+	}
+	if err := w.budget.reserve(ctx, cost); err != nil {
+		return nil, err
+	}
+	w.gate.RLock()
+	defer w.gate.RUnlock()
+	if w.closed != nil {
+		w.budget.release(cost)
+		return nil, w.closed
+	}
+	waiter := make(waiter, 1)
+	// The accumulator never waits for the store, so this send does not block for long.
+	w.messages <- accepted{message, waiter, cost}
+	return waiter, nil
+}
+
+// cost is the budget in bytes for a message of this size. It fails for a message that can never be accepted.
+func (w *writer) cost(payloadLen int) (int64, error) {
+	cost := segment.MessageLenMax(payloadLen) + waiterBytes
+	if cost <= w.config.BlockBytes {
+		return int64(cost), nil
+	}
+	// A message this large gets its own block, which exceeds an encoder's room: its cost covers the copy, the compression
+	// buffer and the result.
+	most := min(int(segment.DefaultLimits().BlockRawMax)-segment.MessageLenMax(0),
+		int(w.budget.limit/3)-segment.MessageLenMax(0)-waiterBytes)
+	if payloadLen > most {
+		return 0, &RefusedError{fmt.Sprintf("a message of %d bytes is over the limit of %d", payloadLen, most)}
+	}
+	return 3 * int64(cost), nil
+}
+
+// close refuses new messages with the reason and waits until everything accepted is committed. It returns false if the
+// context ends first: the writer keeps working, and close can be called again.
+func (w *writer) close(ctx context.Context, reason error) bool {
+	w.gate.Lock()
+	if w.closed == nil {
+		w.closed = reason
+		close(w.messages)
+	}
+	w.gate.Unlock()
+	select {
+	case <-w.drained:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
