@@ -5,7 +5,10 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use millpond_manifest::buffer::SHARDS_MAX;
+use millpond_manifest::manifest::ENTRIES_MAX;
 use millpond_segment::Limits;
+
+use crate::commit::COMMIT_SEGMENTS_MAX;
 
 /// The settings for batching and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +40,7 @@ pub struct Config {
     /// The number of shards of a new buffer (1).
     pub shards_when_created: u32,
     /// The number of entries in the manifest at which the next commit seals them into a page (2,048: a manifest of
-    /// about 120 KB).
+    /// about 120 KB). At most 3,072.
     pub tail_max: usize,
     /// How long [`start`](crate::Producer::start) tries to reach the store (30 s).
     pub start_timeout: Duration,
@@ -62,6 +65,10 @@ impl Default for Config {
         }
     }
 }
+
+/// The maximum of [`Config::tail_max`]. A tail with one entry less takes another commit before it is sealed, and readers
+/// must accept the result. A leader's commit may exceed its usual number of segments by those of a follower.
+const TAIL_MAX_MAX: u64 = (ENTRIES_MAX - 2 * COMMIT_SEGMENTS_MAX) as u64;
 
 /// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -102,7 +109,7 @@ impl Config {
         let blocks = self.segment_raw_bytes / self.block_bytes;
         let rule = "use at most 30,000 blocks in a segment";
         within("segment_raw_bytes / block_bytes", blocks, 0..=30_000, rule)?;
-        within("tail_max", self.tail_max, 1..=65_536, "use 1 to 65,536")?;
+        within("tail_max", self.tail_max, 1..=TAIL_MAX_MAX, "use 1 to 3,072")?;
         within("max_uploads", self.max_uploads, 1..=1_024, "use 1 to 1024")?;
         within("encoders", self.encoders, 1..=1_024, "use 1 to 1024")?;
         within("compression_level", self.compression_level, 1..=22, "use 1 to 22")?;
