@@ -156,6 +156,10 @@ func (c *commitState) next(group group, draw drawer) step {
 		if next.attempt != nil {
 			c.doubt, c.unresolved = unknown, next.attempt
 		}
+	case dropStep:
+		// The table lacks every claim of the group, so an earlier attempt did not land. Nothing may wait for its outcome: the
+		// group may be empty now.
+		c.resolve()
 	case registeredStep:
 		c.registered = true
 	case settleStep:
