@@ -310,6 +310,41 @@ func (f forgetful) Replace(ctx context.Context, key string, expected Version, bo
 	return f.Memory.Replace(ctx, key, expected, body)
 }
 
+// repeating is a store behind a proxy that lost the answer to each contended write and sent it again.
+type repeating struct{ *Memory }
+
+func (r repeating) Create(ctx context.Context, key string, body Body) (Version, error) {
+	return r.again(key)(r.Memory.Create(ctx, key, body))
+}
+
+func (r repeating) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
+	return r.again(key)(r.Memory.Replace(ctx, key, expected, body))
+}
+
+func (r repeating) again(key string) func(Version, error) (Version, error) {
+	return func(version Version, err error) (Version, error) {
+		if err == nil && !strings.Contains(key, "alone") {
+			return "", ErrRefused
+		}
+		return version, err
+	}
+}
+
+func TestARepeatedWriteOfTheSelfTestIsNoVerdict(t *testing.T) {
+	if err := Over(repeating{NewMemory()}, RequestTimeout).SelfTest(t.Context()); err != nil {
+		t.Error(err)
+	}
+	test := &selfTest{store: Over(NewMemory(), RequestTimeout), folder: "t"}
+	refused := make([]Outcome, selfTestWriters)
+	for i := range refused {
+		refused[i] = Mismatch
+	}
+	err := test.judge(t.Context(), "t/none", true, make([][]byte, selfTestWriters), refused, nil)
+	if err == nil || !strings.Contains(err.Error(), "refuses conditional writes whose condition holds") {
+		t.Error(err)
+	}
+}
+
 // hasty checks the precondition and then acts on it: right one at a time and wrong together.
 type hasty struct {
 	*Memory
