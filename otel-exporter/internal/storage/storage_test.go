@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -399,4 +401,69 @@ func (l lastWins) Replace(ctx context.Context, key string, expected Version, bod
 		version, err = l.Memory.Replace(ctx, key, current, body)
 	}
 	return version, err
+}
+
+// A disk that is full cuts off what is written. The rest of it must not keep the disk full.
+func TestAFailedCreationLeavesNoFile(t *testing.T) {
+	directory := t.TempDir()
+	backend, err := openDirectory(directory, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	limited := before
+	limited.Cur = 100_000
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limited); err != nil {
+		t.Fatal(err)
+	}
+	_, err = backend.Create(t.Context(), "a/b", Body{make([]byte, 200_000)})
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil {
+		t.Error("the file was written")
+	}
+	if left, err := os.ReadDir(filepath.Join(directory, "a")); len(left) != 0 {
+		t.Error(left, err)
+	}
+}
+
+// Another process stands still while it holds the lock.
+func TestAHeldLockIsWaitedForAsLongAsTheTimeout(t *testing.T) {
+	directory := t.TempDir()
+	backend, err := openDirectory(directory, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := Over(backend, 50*time.Millisecond)
+	if _, err := store.PutIfAbsent(t.Context(), "a", Body{[]byte("1")}); err != nil {
+		t.Fatal(err)
+	}
+	_, version, _, err := store.Get(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.OpenFile(filepath.Join(directory, lockName), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flock(lock); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if outcome, _, err := store.CompareAndSet(t.Context(), "a", &version, []byte("2")); outcome != Unknown || !strings.Contains(fmt.Sprint(err), "no answer within 50ms") {
+			t.Error(outcome, err)
+		}
+	}
+	lock.Close()
+	for outcome := Unknown; outcome != Committed; {
+		if outcome, _, err = store.CompareAndSet(t.Context(), "a", &version, []byte("2")); outcome == Mismatch {
+			t.Fatal("a write took place after its caller had left")
+		}
+	}
 }
