@@ -44,7 +44,6 @@ const (
 
 func openBucket(ctx context.Context, place place, options Options) (*Bucket, error) {
 	load := []func(*config.LoadOptions) error{
-		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
 		config.WithHTTPClient(httpClient()),
 	}
 	if options.Region != "" {
@@ -87,9 +86,22 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 		}
 	}
 	if _, err := used.Credentials.Retrieve(ctx); err != nil {
-		return nil, misconfigured(fmt.Errorf("no AWS credentials were found; whatever works for `aws s3 ls` works here: %w", err))
+		return nil, credentialsError(err)
 	}
 	return bucket, nil
+}
+
+// credentialsError classifies a failure of the credentials' source. Waiting does not help if there is none: the last one
+// in the chain is a machine's metadata service, which most machines do not have.
+func credentialsError(err error) error {
+	var operation *smithy.OperationError
+	isMetadata := errors.As(err, &operation) && operation.ServiceID == "ec2imds"
+	var network net.Error
+	status, _ := answer(err)
+	if status == 0 && (isMetadata || !errors.As(err, &network)) {
+		return misconfigured(fmt.Errorf("no AWS credentials were found; whatever works for `aws s3 ls` works here: %w", err))
+	}
+	return fmt.Errorf("the AWS credentials could not be retrieved: %w", s3Error(err))
 }
 
 func httpClient() *awshttp.BuildableClient {
@@ -125,8 +137,8 @@ func (b *Bucket) key(key string) *string { return aws.String(b.prefix + key) }
 func (b *Bucket) Get(ctx context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	output, err := b.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.name, Key: b.key(key)})
 	if err != nil {
-		var missing *types.NoSuchKey
-		if errors.As(err, &missing) {
+		// A proxy may answer without S3's error code.
+		if status, code := answer(err); status == http.StatusNotFound && code != "NoSuchBucket" {
 			return nil, "", ErrAbsent
 		}
 		return nil, "", s3Error(err)
