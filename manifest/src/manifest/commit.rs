@@ -1,7 +1,7 @@
 //! The transition that appends segments to the log, and the claims that make it exactly once.
 
-use super::{Manifest, ProducerId, ProducerRow, Stream};
 use super::codec::PAGES_MAX;
+use super::{Manifest, ProducerId, ProducerRow, Stream};
 use crate::entry::{ENTRIES_MAX, Entry, Part, STREAMS_MAX, check_entry};
 use millpond_segment::Encoding;
 use std::ops::Range;
