@@ -54,19 +54,24 @@ func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *sto
 	return outcome, &Snapshot{next, version}, nil
 }
 
+// ReadBuffer reads the buffer object. It returns nil if there is none.
+func ReadBuffer(ctx context.Context, store *storage.Store) (*Buffer, error) {
+	body, _, found, err := store.GetAtMost(ctx, BufferKey, bufferBytesMax)
+	if err != nil || !found {
+		return nil, err
+	}
+	buffer, err := DecodeBuffer(body)
+	if err != nil {
+		return nil, &FormatError{BufferKey, err}
+	}
+	return buffer, nil
+}
+
 // OpenBuffer reads the buffer object or writes it. After losing the race it reads what the winner wrote.
 func OpenBuffer(ctx context.Context, store *storage.Store, new *Buffer) (*Buffer, error) {
 	for {
-		body, _, found, err := store.GetAtMost(ctx, BufferKey, bufferBytesMax)
-		if err != nil {
-			return nil, err
-		}
-		if found {
-			buffer, err := DecodeBuffer(body)
-			if err != nil {
-				return nil, &FormatError{BufferKey, err}
-			}
-			return buffer, nil
+		if found, err := ReadBuffer(ctx, store); err != nil || found != nil {
+			return found, err
 		}
 		encoded, err := new.Encode()
 		if err != nil {
