@@ -58,9 +58,15 @@ func (s *sharedProducer) push(ctx context.Context, stream string, payload []byte
 		Payload:    payload,
 		Records:    uint64(records),
 		ReceivedAt: time.Now(),
+		HeldBytes:  heldBytes(len(payload), records),
 	})
 	if err != nil && !producer.IsRetryable(err) {
 		return consumererror.NewPermanent(err)
 	}
 	return err
 }
+
+// heldBytes estimates the memory of a request that exporterhelper and the receiver keep until it is committed: the decoded
+// form, whose texts lie in the bytes that were received. The decoded form alone takes 0.2 to 7 times the marshalled bytes,
+// the most for records with hardly any content.
+func heldBytes(marshalled, records int) int { return 3*marshalled + 100*records }

@@ -34,10 +34,10 @@ type Config struct {
 	MaxUploads int
 	// CompressionLevel is the zstd level. Default 1, the fastest.
 	CompressionLevel int
-	// Encoders is the number of blocks compressed concurrently. Default: GOMAXPROCS.
+	// Encoders is the number of blocks compressed concurrently. Default: GOMAXPROCS, at most 64.
 	Encoders int
-	// MemoryLimit is the maximum size of uncommitted messages, blocks and segments. Default 256 MiB. When it is reached,
-	// Append waits.
+	// MemoryLimit is the maximum size of uncommitted messages, blocks and segments, and of what their callers keep
+	// (Message.HeldBytes). Default 256 MiB. When it is reached, Append waits.
 	MemoryLimit int
 	// MaxWait limits how long Append waits for memory. Default 10 s: shorter than the timeouts of OTLP clients. 0:
 	// Append does not wait.
@@ -88,6 +88,10 @@ type Hooks struct {
 	Committed func(took time.Duration, segments int) // a commit is in the log; time since the first attempt
 }
 
+// encodersMax limits the default of Encoders: with as many, half of the default MemoryLimit is in use at all times. 64
+// encoders compress more than a network carries.
+const encodersMax = 64
+
 // DefaultConfig returns the defaults. Config's fields document the reasons.
 func DefaultConfig() Config {
 	return Config{
@@ -97,7 +101,7 @@ func DefaultConfig() Config {
 		BlockBytes:       1 << 20,
 		MaxUploads:       4,
 		CompressionLevel: 1,
-		Encoders:         runtime.GOMAXPROCS(0),
+		Encoders:         min(runtime.GOMAXPROCS(0), encodersMax),
 		MemoryLimit:      256 << 20,
 		MaxWait:          10 * time.Second,
 		Shard:            -1,

@@ -31,6 +31,16 @@ type Message struct {
 	Records uint64
 	// ReceivedAt is the time when the message was received.
 	ReceivedAt time.Time
+	// HeldBytes is the memory that the caller keeps for the message until Append returns. It counts toward
+	// Config.MemoryLimit. Default: the length of Payload.
+	HeldBytes int
+}
+
+func (m *Message) heldBytes() int64 {
+	if m.HeldBytes > 0 {
+		return int64(m.HeldBytes)
+	}
+	return int64(len(m.Payload))
 }
 
 // Committed is the position of a message in the log.
@@ -110,40 +120,64 @@ func (p *Producer) Shard() uint32 {
 func (p *Producer) Append(ctx context.Context, message Message) (Committed, error) {
 	p.pipeline.flow.waiting.Add(1)
 	defer p.pipeline.flow.waiting.Add(-1)
-	waiter, err := p.accept(ctx, message)
+	waiter, held, err := p.accept(ctx, message)
 	if err != nil {
 		p.pipeline.counters.refused.Add(1)
 		return Committed{}, err
 	}
+	defer p.pipeline.budget.release(held)
 	select {
 	case result := <-waiter:
 		return result.committed, result.err
 	case <-ctx.Done():
-		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + ctx.Err().Error(), ctx.Err()}
+		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + context.Cause(ctx).Error(), ctx.Err()}
 	}
 }
 
-func (p *Producer) accept(ctx context.Context, message Message) (waiter, error) {
+// accept hands a message over. It returns the bytes that stay reserved for what the caller keeps.
+func (p *Producer) accept(ctx context.Context, message Message) (waiter waiter, held int64, err error) {
+	// A message whose caller has left or that comes too late does not wait for memory.
+	if err := context.Cause(ctx); err != nil {
+		return nil, 0, err
+	}
+	if p.isClosed() {
+		return nil, 0, ErrClosed
+	}
 	cost, err := p.cost(len(message.Payload))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if err := p.streams.admit(message.Stream, message.Encoding); err != nil {
-		return nil, &RefusedError{err.Error()}
+		return nil, 0, &RefusedError{err.Error()}
 	}
-	if err := p.pipeline.budget.reserve(ctx, cost); err != nil {
-		return nil, err
+	// A message that the producer alone has room for is accepted when it is alone.
+	held = min(message.heldBytes(), p.pipeline.budget.limit-cost)
+	if err := p.pipeline.budget.reserve(ctx, cost+held); err != nil {
+		return nil, 0, err
 	}
+	waiter = make(chan result, 1)
+	if !p.handOver(accepted{message, waiter, cost}) {
+		p.pipeline.budget.release(cost + held)
+		return nil, 0, ErrClosed
+	}
+	return waiter, held, nil
+}
+
+func (p *Producer) isClosed() bool {
 	p.gate.RLock()
 	defer p.gate.RUnlock()
-	if p.closed {
-		p.pipeline.budget.release(cost)
-		return nil, ErrClosed
+	return p.closed
+}
+
+// handOver reports false if the producer has been closed meanwhile.
+func (p *Producer) handOver(accepted accepted) bool {
+	p.gate.RLock()
+	defer p.gate.RUnlock()
+	if !p.closed {
+		// The accumulator never waits for the store, so this send does not block for long.
+		p.messages <- accepted
 	}
-	waiter := make(waiter, 1)
-	// The accumulator never waits for the store, so this send does not block for long.
-	p.messages <- accepted{message, waiter, cost}
-	return waiter, nil
+	return !p.closed
 }
 
 // cost is the budget in bytes for a message of this size. It fails for a message that can never be accepted.
@@ -192,5 +226,5 @@ func (p *Producer) Close(ctx context.Context) error {
 	if reason == "" {
 		reason = "the store is slow"
 	}
-	return fmt.Errorf("%d bytes are not committed: %s (%w)", p.Stats().MemoryHeldBytes, reason, ctx.Err())
+	return fmt.Errorf("messages that hold %d bytes of memory are not committed: %s (%w)", p.Stats().MemoryHeldBytes, reason, ctx.Err())
 }

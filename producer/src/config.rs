@@ -10,6 +10,10 @@ use millpond_segment::Limits;
 
 use crate::commit::COMMIT_SEGMENTS_MAX;
 
+/// The maximum of the default number of encoders. With as many, half of the default memory limit is in use at all times.
+/// 64 encoders compress more than a network carries.
+const ENCODERS_MAX: usize = 64;
+
 /// The settings for batching and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -33,7 +37,7 @@ pub struct Config {
     pub memory_limit: usize,
     /// The maximum time that a caller waits for budget (10 s: within the patience of OTLP clients). 0: reject at once.
     pub max_wait: Duration,
-    /// Maximum number of blocks compressed in parallel (the number of cores).
+    /// Maximum number of blocks compressed in parallel (the number of cores, at most 64).
     pub encoders: usize,
     /// The shard to write to. `None`: a random shard.
     pub shard: Option<u32>,
@@ -57,7 +61,7 @@ impl Default for Config {
             compression_level: 1,
             memory_limit: 256 << 20,
             max_wait: Duration::from_secs(10),
-            encoders: std::thread::available_parallelism().map_or(1, usize::from),
+            encoders: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(ENCODERS_MAX)),
             shard: None,
             shards_when_created: 1,
             tail_max: millpond_manifest::manifest::TAIL_MAX,
