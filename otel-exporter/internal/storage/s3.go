@@ -45,6 +45,7 @@ const (
 func openBucket(ctx context.Context, place place, options Options) (*Bucket, error) {
 	load := []func(*config.LoadOptions) error{
 		config.WithHTTPClient(httpClient()),
+		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) { o.ExpiryWindow = renewBefore }),
 	}
 	if options.Region != "" {
 		load = append(load, config.WithRegion(options.Region))
@@ -53,6 +54,7 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 	if err != nil {
 		return nil, misconfigured(fmt.Errorf("the AWS configuration cannot be read: %w", err))
 	}
+	loaded.Credentials = aws.NewCredentialsCache(&lastingCredentials{CredentialsProvider: loaded.Credentials})
 	bucket := &Bucket{name: place.bucket}
 	bucket.url = "s3://" + place.bucket
 	if place.path != "" {
@@ -89,6 +91,34 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 		return nil, credentialsError(err)
 	}
 	return bucket, nil
+}
+
+// renewBefore is the time before their expiry at which credentials are renewed.
+const renewBefore = 5 * time.Minute
+
+// lastingCredentials keeps credentials that can still be used while their source does not answer. Their cache calls one
+// method at a time.
+type lastingCredentials struct {
+	aws.CredentialsProvider           // says that credentials expire renewBefore their time
+	expires                 time.Time // of the last ones
+}
+
+func (l *lastingCredentials) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	retrieved, err := l.CredentialsProvider.Retrieve(ctx)
+	if err == nil {
+		l.expires = retrieved.Expires.Add(renewBefore)
+	}
+	return retrieved, err
+}
+
+// HandleFailToRefresh returns the last credentials, to be renewed a little later, until they expire.
+func (l *lastingCredentials) HandleFailToRefresh(_ context.Context, last aws.Credentials, err error) (aws.Credentials, error) {
+	now := time.Now()
+	if !last.HasKeys() || now.After(l.expires) {
+		return aws.Credentials{}, err
+	}
+	last.Expires = now.Add(10 * time.Second)
+	return last, nil
 }
 
 // credentialsError classifies a failure of the credentials' source. Waiting does not help if there is none: the last one

@@ -213,9 +213,18 @@ func TestTheMeaningOfS3sAnswers(t *testing.T) {
 }
 
 // stsIs gives the process a web identity and a token service that answers with these statuses, the last one again and
-// again.
-func stsIs(t *testing.T, statuses ...int) {
+// again. Without statuses there are no credentials.
+func stsIs(t *testing.T, expiration time.Time, statuses ...int) {
 	t.Helper()
+	for variable, value := range map[string]string{
+		"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_REGION": "us-east-1",
+		"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull,
+	} {
+		t.Setenv(variable, value)
+	}
+	if len(statuses) == 0 {
+		return
+	}
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		status := statuses[min(int(asked.Add(1)), len(statuses))-1]
@@ -224,7 +233,7 @@ func stsIs(t *testing.T, statuses ...int) {
 		if status == http.StatusOK {
 			fmt.Fprint(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult>`+
 				`<Credentials><AccessKeyId>a</AccessKeyId><SecretAccessKey>b</SecretAccessKey><SessionToken>c</SessionToken>`+
-				`<Expiration>2096-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`)
+				`<Expiration>`+expiration.UTC().Format(time.RFC3339)+`</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`)
 		}
 	}))
 	t.Cleanup(server.Close)
@@ -262,18 +271,32 @@ func TestTheKindOfAFailureToGetCredentials(t *testing.T) {
 		{nil, Misconfigured},
 	} {
 		t.Run(fmt.Sprint(service.statuses), func(t *testing.T) {
-			for variable, value := range map[string]string{
-				"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_REGION": "us-east-1",
-				"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull,
-			} {
-				t.Setenv(variable, value)
-			}
-			if service.statuses != nil {
-				stsIs(t, service.statuses...)
-			}
+			stsIs(t, time.Now().Add(time.Hour), service.statuses...)
 			_, err := Open(t.Context(), "s3://bucket/p", Options{Endpoint: endpoint})
 			if kind := KindOf(err); (err == nil) != (service.kind < 0) || err != nil && kind != service.kind {
 				t.Error(kind, err)
+			}
+		})
+	}
+}
+
+// Credentials that can still be used are renewed early, and kept while the token service does not answer.
+func TestCredentialsOutliveATokenServiceThatIsDown(t *testing.T) {
+	for _, of := range []struct {
+		left time.Duration
+		ok   bool
+	}{{renewBefore - time.Minute, true}, {-time.Minute, false}} {
+		t.Run(of.left.String(), func(t *testing.T) {
+			stsIs(t, time.Now().Add(of.left), 200, 503)
+			store, err := Open(t.Context(), "s3://bucket/p", Options{Endpoint: absence(t)})
+			if of.ok && err != nil {
+				t.Fatal(err)
+			}
+			if err == nil {
+				_, _, _, err = store.Get(t.Context(), "absent")
+			}
+			if (err == nil) != of.ok || KindOf(err) != Transient {
+				t.Error(err)
 			}
 		})
 	}
