@@ -877,6 +877,48 @@ CATCHERS = {
             "the store shows earlier states of the manifest for good",
         )
     ],
+    "dropped-attempt-kept": [
+        Catcher(
+            "producer/tests/all/scripts.rs",
+            "the_scripts_lead_to_what_they_say",
+            "the group must not change",
+        )
+    ],
+    "endless-tail": [
+        Catcher(
+            "manifest/tests/all/manifest.rs",
+            "a_commit_makes_no_tail_that_readers_refuse",
+            "readers accept 4096",
+        )
+    ],
+    "unreadable-state-sent": [
+        Catcher(
+            "manifest/tests/all/manifest.rs",
+            "a_state_that_readers_refuse_is_not_sent",
+            "left: None",
+        )
+    ],
+    "absent-stream-admitted": [
+        Catcher(
+            "producer/src/lib.rs",
+            "streams::tests::streams_that_a_full_table_lacks_are_forgotten",
+            "is_err",
+        )
+    ],
+    "manifest-in-another-buffer": [
+        Catcher(
+            "producer/tests/all/crowds.rs",
+            "a_producer_begins_no_manifest_in_another_buffer",
+            "has taken the place of",
+        )
+    ],
+    "repeated-write-condemns": [
+        Catcher(
+            "storage/tests/conformance/self_test.rs",
+            "a_repeated_write_is_no_verdict",
+            "RefusesAll",
+        )
+    ],
     "unresolved-group-changed": [model(PRODUCERS, UNKNOWN)],
     "group-grows-after-mismatch": [
         Catcher(

@@ -323,7 +323,7 @@ def test_a_tail_that_can_hold_nothing_is_refused(site):
     flags = ("--create-bucket", *_addresses())
     output = _millpond(site, "gateway", *site.buffer.flags, "--tail-max", "0", *flags)
     assert "tail_max" in output
-    assert "use 1 to 65,536" in output
+    assert "use 1 to 3,072" in output
 
 
 @pytest.mark.parametrize("most", ["1001", "-1", "many"])

@@ -181,7 +181,7 @@ pub(crate) struct GatewayArgs {
     pub(crate) shards: u32,
 
     /// Number of entries in the manifest at which the next commit seals them into a page. With 2048 a commit moves at most 120 KB,
-    /// whatever the backlog.
+    /// whatever the backlog. At most 3072: readers refuse a manifest with more than 4096 entries.
     #[arg(long, env = "MILLPOND_TAIL_MAX", value_name = "N", default_value_t = 2048)]
     pub(crate) tail_max: usize,
 

@@ -1,7 +1,7 @@
 //! The one place that reads and swaps the manifest, the cursors and the buffer object. It makes one attempt with one of
 //! three outcomes; retries are up to the callers.
 
-use crate::FormatError;
+use crate::{FormatError, envelope};
 use millpond_storage::{Cas, Created, Fetched, Store, Version, Versioned};
 use thiserror::Error;
 
@@ -26,7 +26,8 @@ pub enum Swap<T> {
     /// The store refused the write: another state is in force. A proxy that repeats requests may have written ours with
     /// a first copy, so read again and compare.
     Mismatch,
-    /// The write may have landed, or may still land. Read again and compare.
+    /// The write may have landed, or may still land. Read again and compare. If readers would refuse the new state, it was
+    /// not sent, and the error is [`Misconfigured`](millpond_storage::ErrorKind::Misconfigured).
     Unknown(millpond_storage::Error),
 }
 
@@ -105,12 +106,17 @@ pub async fn read_if_changed<T: Object>(
     get(store, key, Some(known)).await
 }
 
-/// Replaces the expected state (`None`: the object does not exist) with `next`.
+/// Replaces the expected state (`None`: the object does not exist) with `next`. It sends no state with more bytes or
+/// repeated fields than readers accept, because nobody could repair it.
 ///
 /// # Panics
 /// In debug builds, if the encoded bytes do not decode to the same state: writing them would lose data.
 pub async fn swap<T: Object>(store: &Store, key: &str, expected: Option<&Version>, next: T) -> Swap<T> {
     let body = next.encode();
+    if let Err(wrong) = envelope::check_limits::<T>(&body) {
+        let reason = format!("it was not sent, because readers would refuse it: {wrong}");
+        return Swap::Unknown(store.unsent(key, reason));
+    }
     debug_assert_eq!(
         T::decode(&body).map(|s| s.stamp()).ok(),
         Some(next.stamp()),

@@ -9,8 +9,11 @@ pub const STREAMS_MAX: usize = 1_024;
 /// The next commit seals a tail with this many entries into a page, which bounds the bytes of a commit whatever the
 /// backlog.
 pub const TAIL_MAX: usize = 2_048;
-/// Maximum entries to read of a tail or a page: a commit adds its segments before the tail is sealed.
-pub(crate) const ENTRIES_MAX: usize = 2 * TAIL_MAX;
+/// Maximum entries to write into a tail: a commit adds its segments before the tail is sealed.
+pub const ENTRIES_MAX: usize = 2 * TAIL_MAX;
+/// Maximum entries to read of a tail or a page. Earlier versions let a tail grow to 65,536 entries before a commit added
+/// its segments, although they did not read more than [`ENTRIES_MAX`].
+pub(crate) const ENTRIES_READ_MAX: usize = 65_536 + ENTRIES_MAX;
 /// Maximum parts in all these entries.
 pub(crate) const PARTS_MAX: usize = ENTRIES_MAX * STREAMS_MAX;
 /// Maximum bytes to read of a manifest or a page: the maximum number of entries, each with all streams.

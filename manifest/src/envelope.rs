@@ -25,16 +25,28 @@ pub(crate) fn wrap_version(magic: [u8; 4], version: u16, message: &impl prost::M
     out.into()
 }
 
-/// Checks the envelope and the number of repeated fields, and decodes the message.
-pub(crate) fn unwrap<T: Object, M: prost::Message + Default>(bytes: &[u8]) -> Result<M, FormatError> {
-    let (object, magic) = (T::NAME, T::MAGIC);
-    if bytes.len() as u64 > T::BYTES_MAX {
+/// Checks the size of an object about to be written and the number of its repeated fields, as every reader does.
+pub(crate) fn check_limits<T: Object>(bytes: &[u8]) -> Result<(), FormatError> {
+    check_len::<T>(bytes)?;
+    limits::check(T::NAME, T::COUNTS, bytes.get(HEADER..).unwrap_or_default())
+}
+
+fn check_len<T: Object>(bytes: &[u8]) -> Result<(), FormatError> {
+    let len = bytes.len() as u64;
+    if len > T::BYTES_MAX {
         return Err(FormatError::TooLarge {
-            object,
-            bytes: bytes.len() as u64,
+            object: T::NAME,
+            bytes: len,
             max: T::BYTES_MAX,
         });
     }
+    Ok(())
+}
+
+/// Checks the envelope and the number of repeated fields, and decodes the message.
+pub(crate) fn unwrap<T: Object, M: prost::Message + Default>(bytes: &[u8]) -> Result<M, FormatError> {
+    let (object, magic) = (T::NAME, T::MAGIC);
+    check_len::<T>(bytes)?;
     let (Some(found), Some(version), Some(crc), Some(body)) = (
         bytes.first_chunk::<4>(),
         bytes.get(4..6).and_then(|b| b.first_chunk::<2>()),

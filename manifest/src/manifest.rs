@@ -16,7 +16,7 @@ use std::str::FromStr;
 use ulid::Ulid;
 use uuid::Uuid;
 
-pub use crate::entry::{Entry, Part, STREAMS_MAX, TAIL_MAX};
+pub use crate::entry::{ENTRIES_MAX, Entry, Part, STREAMS_MAX, TAIL_MAX};
 pub use clients::{
     CLIENTS_MAX, CheckedClients, ClientClaim, ClientId, ClientRefusal, ClientRow, KEY_EXPIRY_MS, KEYS_MAX,
     Numbers, UnusableClient,

@@ -1,7 +1,9 @@
 //! Pages: sealed runs of the log's entries in immutable objects. A page is written before a manifest refers to it, and
 //! never changes; only the manifest decides which pages belong to the log.
 
-use crate::entry::{ENTRIES_MAX, Entry, LOG_BYTES_MAX, PARTS_MAX, check_entry, decode_entry, encode_entry};
+use crate::entry::{
+    ENTRIES_READ_MAX, Entry, LOG_BYTES_MAX, PARTS_MAX, check_entry, decode_entry, encode_entry,
+};
 use crate::error::PAGE;
 use crate::object::{Object, Stamp};
 use crate::{Count, FormatError, envelope, proto};
@@ -127,7 +129,7 @@ impl Object for Page {
         Count {
             of: "entries",
             path: &[4],
-            max: ENTRIES_MAX,
+            max: ENTRIES_READ_MAX,
         },
         Count {
             of: "parts of segments",

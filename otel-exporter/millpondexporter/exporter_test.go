@@ -30,6 +30,8 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace/ptraceotlp"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"millpond.dev/otel-exporter/internal/manifest"
 	"millpond.dev/otel-exporter/internal/segment"
@@ -360,4 +362,66 @@ func TestSizes(t *testing.T) {
 		err := size.UnmarshalText([]byte(text))
 		require.ErrorContains(t, err, "write 1048576, 64KiB, 16MiB or 1GiB", text)
 	}
+}
+
+// injecting is a core of the Collector, which adds attributes to each line.
+type injecting struct {
+	zapcore.Core
+	dropped *[]string
+}
+
+func (i injecting) DropInjectedAttributes(attributes ...string) zapcore.Core {
+	*i.dropped = append(*i.dropped, attributes...)
+	return i.Core
+}
+
+func TestTheSharedProducerBelongsToNoSignal(t *testing.T) {
+	config, _ := direct(t)
+	settings := exportertest.NewNopSettings(metadata.Type)
+	var dropped []string
+	settings.Logger = zap.New(injecting{zapcore.NewNopCore(), &dropped})
+	share(config, settings)
+	defer delete(shared, config)
+	assert.Equal(t, []string{"otelcol.signal"}, dropped)
+}
+
+// A request that waits for its commit counts with the memory that it takes, and not only with its compressed bytes.
+func TestRequestsThatWaitCountTowardTheMemoryLimit(t *testing.T) {
+	config, directory := direct(t)
+	config.RequestTimeout = 100 * time.Millisecond
+	logs := started(t, config, NewFactory().CreateLogs)
+	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(1)))
+	lock, err := os.OpenFile(filepath.Join(directory, ".millpond-lock#0"), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	told := make(chan error)
+	request := benchmarked()
+	wire, err := plogotlp.NewExportRequestFromLogs(request).MarshalProto()
+	require.NoError(t, err)
+	go func() { told <- logs.ConsumeLogs(t.Context(), request) }()
+	p := shared[config].producer
+	require.Eventually(t, func() bool { return p.Stats().SegmentsUncommitted == 1 && p.Waiting() != "" }, 10*time.Second, 10*time.Millisecond)
+	assert.Greater(t, p.Stats().MemoryHeldBytes, int64(3*len(wire)))
+	require.NoError(t, lock.Close())
+	require.NoError(t, <-told)
+	require.NoError(t, logs.Shutdown(t.Context()))
+}
+
+func TestACallerHearsThatTheDrainTimeoutIsOver(t *testing.T) {
+	config, directory := direct(t)
+	config.DrainTimeout = 50 * time.Millisecond
+	config.RequestTimeout = 100 * time.Millisecond
+	logs := started(t, config, NewFactory().CreateLogs)
+	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(1)))
+	lock, err := os.OpenFile(filepath.Join(directory, ".millpond-lock#0"), os.O_WRONLY, 0)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	told := make(chan error)
+	go func() { told <- logs.ConsumeLogs(t.Context(), someLogs(1)) }()
+	p := shared[config].producer
+	require.Eventually(t, func() bool { return p.Waiting() != "" }, 10*time.Second, 10*time.Millisecond)
+	require.ErrorContains(t, logs.Shutdown(t.Context()), "no answer within 100ms")
+	require.ErrorContains(t, <-told, "its drain_timeout is over")
+	require.NoError(t, lock.Close())
+	require.NoError(t, p.Close(t.Context()))
 }

@@ -23,18 +23,24 @@ const (
 )
 
 func (s *sharedProducer) pushLogs(ctx context.Context, logs plog.Logs) error {
-	payload, err := plogotlp.NewExportRequestFromLogs(logs).MarshalProto()
-	return s.push(ctx, logsStream, payload, err, logs.LogRecordCount())
+	return withoutDeep(logs, plog.NewLogs, plog.Logs.LogRecordCount, deepLogs, func(logs plog.Logs) error {
+		payload, err := plogotlp.NewExportRequestFromLogs(logs).MarshalProto()
+		return s.push(ctx, logsStream, payload, err, logs.LogRecordCount())
+	})
 }
 
 func (s *sharedProducer) pushTraces(ctx context.Context, traces ptrace.Traces) error {
-	payload, err := ptraceotlp.NewExportRequestFromTraces(traces).MarshalProto()
-	return s.push(ctx, tracesStream, payload, err, traces.SpanCount())
+	return withoutDeep(traces, ptrace.NewTraces, ptrace.Traces.SpanCount, deepTraces, func(traces ptrace.Traces) error {
+		payload, err := ptraceotlp.NewExportRequestFromTraces(traces).MarshalProto()
+		return s.push(ctx, tracesStream, payload, err, traces.SpanCount())
+	})
 }
 
 func (s *sharedProducer) pushMetrics(ctx context.Context, metrics pmetric.Metrics) error {
-	payload, err := pmetricotlp.NewExportRequestFromMetrics(metrics).MarshalProto()
-	return s.push(ctx, metricsStream, payload, err, metrics.DataPointCount())
+	return withoutDeep(metrics, pmetric.NewMetrics, pmetric.Metrics.DataPointCount, deepMetrics, func(metrics pmetric.Metrics) error {
+		payload, err := pmetricotlp.NewExportRequestFromMetrics(metrics).MarshalProto()
+		return s.push(ctx, metricsStream, payload, err, metrics.DataPointCount())
+	})
 }
 
 // push returns nil once the message is in the log. A message that can never be accepted is a permanent error; every
@@ -52,9 +58,15 @@ func (s *sharedProducer) push(ctx context.Context, stream string, payload []byte
 		Payload:    payload,
 		Records:    uint64(records),
 		ReceivedAt: time.Now(),
+		HeldBytes:  heldBytes(len(payload), records),
 	})
 	if err != nil && !producer.IsRetryable(err) {
 		return consumererror.NewPermanent(err)
 	}
 	return err
 }
+
+// heldBytes estimates the memory of a request that exporterhelper and the receiver keep until it is committed: the decoded
+// form, whose texts lie in the bytes that were received. The decoded form alone takes 0.2 to 7 times the marshalled bytes,
+// the most for records with hardly any content.
+func heldBytes(marshalled, records int) int { return 3*marshalled + 100*records }

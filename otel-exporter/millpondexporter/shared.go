@@ -43,7 +43,7 @@ func share(config *Config, settings exporter.Settings) *sharedProducer {
 	if found, there := shared[config]; there {
 		return found
 	}
-	new := &sharedProducer{config: config, settings: settings.TelemetrySettings}
+	new := &sharedProducer{config: config, settings: withoutSignal(settings.TelemetrySettings)}
 	shared[config] = new
 	return new
 }

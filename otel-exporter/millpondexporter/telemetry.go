@@ -5,12 +5,34 @@ import (
 	"errors"
 	"time"
 
+	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"millpond.dev/otel-exporter/millpondexporter/internal/metadata"
 	"millpond.dev/otel-exporter/producer"
 )
+
+const signalAttribute = "otelcol.signal"
+
+// withoutSignal removes the signal that the Collector adds to logs and metrics: the producer serves all signals. The
+// Collector's own receivers do the same, by a function that is internal to it.
+func withoutSignal(settings component.TelemetrySettings) component.TelemetrySettings {
+	settings.Logger = settings.Logger.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core {
+		if injector, is := core.(interface{ DropInjectedAttributes(...string) zapcore.Core }); is {
+			return injector.DropInjectedAttributes(signalAttribute)
+		}
+		return core
+	}))
+	if injector, is := settings.MeterProvider.(interface {
+		DropInjectedAttributes(...string) metric.MeterProvider
+	}); is {
+		settings.MeterProvider = injector.DropInjectedAttributes(signalAttribute)
+	}
+	return settings
+}
 
 func hooks(telemetry *metadata.TelemetryBuilder) producer.Hooks {
 	return producer.Hooks{

@@ -31,7 +31,7 @@ func (b *budget) reserve(ctx context.Context, bytes int64) error {
 	defer end()
 	// The first try is for those who do not wait at all.
 	if !b.free.TryAcquire(bytes) && b.free.Acquire(waiting, bytes) != nil {
-		if err := ctx.Err(); err != nil {
+		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		return over()

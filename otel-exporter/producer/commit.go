@@ -156,6 +156,10 @@ func (c *commitState) next(group group, draw drawer) step {
 		if next.attempt != nil {
 			c.doubt, c.unresolved = unknown, next.attempt
 		}
+	case dropStep:
+		// The table lacks every claim of the group, so an earlier attempt did not land. Nothing may wait for its outcome: the
+		// group may be empty now.
+		c.resolve()
 	case registeredStep:
 		c.registered = true
 	case settleStep:
@@ -329,7 +333,7 @@ func (c *commitState) commit(group group, draw drawer) step {
 	case errors.As(err, &below):
 		return uploadAgainStep{below.Places, below.FloorMs}
 	case err != nil:
-		place, reason := c.firstInvalid(claims, group, nowMs, err)
+		place, reason := firstInvalid(base, claims, group, nowMs, err)
 		return c.dropInvalid(place, reason, group, draw)
 	}
 	names := make([]ulid.ULID, len(group.segments))
@@ -443,7 +447,7 @@ func (a *attempt) isConfirmed(state *manifest.Manifest, row manifest.ProducerRow
 }
 
 // firstInvalid returns the place of the first segment that the manifest refuses, and the reason.
-func (c *commitState) firstInvalid(claims []manifest.Claim, group group, nowMs uint64, err error) (place int, reason string) {
+func firstInvalid(base *manifest.Manifest, claims []manifest.Claim, group group, nowMs uint64, err error) (place int, reason string) {
 	var invalid *manifest.InvalidError
 	for place := range group.segments {
 		var within []manifest.Claim
@@ -452,11 +456,11 @@ func (c *commitState) firstInvalid(claims []manifest.Claim, group group, nowMs u
 				within = append(within, claim)
 			}
 		}
-		if _, err := c.known.State.Commit(within, group.segments[:place+1], nowMs); errors.As(err, &invalid) {
+		if _, err := base.Commit(within, group.segments[:place+1], nowMs); errors.As(err, &invalid) {
 			return place, invalid.Reason
 		}
 	}
-	// The unsealed state refuses every segment that the sealed one refuses.
+	// The state refuses all of them, and so the first of them that it cannot have with those before it.
 	return max(len(group.segments)-1, 0), err.Error()
 }
 

@@ -369,6 +369,12 @@ func (c *committer) hear(news news) {
 
 // swap makes one compare-and-set.
 func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, progress) {
+	if swap.expected == nil {
+		if err := c.checkBuffer(); err != nil {
+			c.health.heldUp(committing, err)
+			return group, heldUp
+		}
+	}
 	began := time.Now()
 	outcome, snapshot, err := manifest.Swap(c.ctx, c.store, c.shard, swap.expected, swap.next)
 	if outcome != storage.Unknown {
@@ -394,6 +400,22 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 		return group, lostRace
 	}
 	return group, heldUp
+}
+
+// checkBuffer returns why this producer may not create the manifest: somebody deleted the buffer, and perhaps created
+// another one, whose producers would wait for ever at the manifest of the old one.
+func (c *committer) checkBuffer() error {
+	key := manifest.Key(c.shard)
+	found, err := manifest.ReadBuffer(c.ctx, c.store)
+	switch {
+	case err != nil:
+		return err
+	case found == nil:
+		return fmt.Errorf("%s and the object %q are gone", key, manifest.BufferKey)
+	case found.ID != c.bufferID:
+		return fmt.Errorf("%s is gone, and buffer %s has taken the place of %s: restart this process", key, found.ID, c.bufferID)
+	}
+	return nil
 }
 
 // tryRegister registers before the first segment is there. It reports whether the producer is registered now.

@@ -34,10 +34,10 @@ type Config struct {
 	MaxUploads int
 	// CompressionLevel is the zstd level. Default 1, the fastest.
 	CompressionLevel int
-	// Encoders is the number of blocks compressed concurrently. Default: GOMAXPROCS.
+	// Encoders is the number of blocks compressed concurrently. Default: GOMAXPROCS, at most 64.
 	Encoders int
-	// MemoryLimit is the maximum size of uncommitted messages, blocks and segments. Default 256 MiB. When it is reached,
-	// Append waits.
+	// MemoryLimit is the maximum size of uncommitted messages, blocks and segments, and of what their callers keep
+	// (Message.HeldBytes). Default 256 MiB. When it is reached, Append waits.
 	MemoryLimit int
 	// MaxWait limits how long Append waits for memory. Default 10 s: shorter than the timeouts of OTLP clients. 0:
 	// Append does not wait.
@@ -47,7 +47,7 @@ type Config struct {
 	// Shards is the number of shards of a new buffer. Default 1.
 	Shards int
 	// TailMax is the number of entries in the manifest at which the next commit seals them into a page. Default 2,048: a
-	// commit then moves at most 120 KB, whatever the backlog.
+	// commit then moves at most 120 KB, whatever the backlog. At most 3,072.
 	TailMax int
 	// StartTimeout limits how long Open waits for the store. Default 30 s. Begin does not wait.
 	StartTimeout time.Duration
@@ -88,6 +88,10 @@ type Hooks struct {
 	Committed func(took time.Duration, segments int) // a commit is in the log; time since the first attempt
 }
 
+// encodersMax limits the default of Encoders: with as many, half of the default MemoryLimit is in use at all times. 64
+// encoders compress more than a network carries.
+const encodersMax = 64
+
 // DefaultConfig returns the defaults. Config's fields document the reasons.
 func DefaultConfig() Config {
 	return Config{
@@ -97,7 +101,7 @@ func DefaultConfig() Config {
 		BlockBytes:       1 << 20,
 		MaxUploads:       4,
 		CompressionLevel: 1,
-		Encoders:         runtime.GOMAXPROCS(0),
+		Encoders:         min(runtime.GOMAXPROCS(0), encodersMax),
 		MemoryLimit:      256 << 20,
 		MaxWait:          10 * time.Second,
 		Shard:            -1,
@@ -111,6 +115,10 @@ func DefaultConfig() Config {
 
 // forwardBelowMax is the maximum of ForwardBelow: a leader takes requests with this much data and a little more.
 const forwardBelowMax = 1 << 20
+
+// tailMaxMax is the maximum of TailMax. A tail with one entry less takes another commit before it is sealed, and readers
+// must accept the result. A leader's commit may exceed its usual number of segments by those of a follower.
+const tailMaxMax = manifest.EntriesMax - 2*commitSegmentsMax
 
 // peering makes what a follower presents to its leader. It returns nil for a producer that commits for itself.
 func (c *Config) peering() (*peering, error) {
@@ -139,7 +147,7 @@ func (c *Config) Check() error {
 		{"segment_bytes", c.SegmentBytes, 1, gib / 2, "use 1 byte to 512 MiB"},
 		{"segment_raw_bytes", c.SegmentRawBytes, 1, gib / 2, "use 1 byte to 512 MiB"},
 		{"segment_raw_bytes / block_bytes", c.SegmentRawBytes / max(c.BlockBytes, 1), 0, 30_000, "use at most 30,000 blocks in a segment"},
-		{"tail_max", c.TailMax, 1, 65_536, "use 1 to 65,536"},
+		{"tail_max", c.TailMax, 1, tailMaxMax, "use 1 to 3,072"},
 		{"forward_below", c.ForwardBelow, 0, forwardBelowMax, "use at most 1 MiB: larger segments are cheaper to upload"},
 		{"max_uploads", c.MaxUploads, 1, 1024, "use 1 to 1024"},
 		{"encoders", c.Encoders, 1, 1024, "use 1 to 1024"},

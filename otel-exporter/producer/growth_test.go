@@ -365,7 +365,7 @@ func TestAClosingProducerWaitsForTheShardThatItLeavesAndNotForTheNextOne(t *test
 		w.mustAppend(leaving, "b")
 		ctx, end := context.WithTimeout(t.Context(), time.Second)
 		defer end()
-		if err := leaving.Close(ctx); err == nil || !strings.Contains(err.Error(), "bytes are not committed") {
+		if err := leaving.Close(ctx); err == nil || !strings.Contains(err.Error(), "are not committed") {
 			t.Error(err)
 		}
 		gate.Release()

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
+
 	"millpond.dev/otel-exporter/internal/manifest"
 	"millpond.dev/otel-exporter/internal/storage"
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
@@ -171,5 +173,50 @@ func TestAProducerThatStopsBeforeThereIsAStoreSaysWhatIsLeftAndGoesOn(t *testing
 		w.close(p)
 		client.Wait()
 		w.checkLog("a")
+	})
+}
+
+// Somebody deleted the buffer and created another one in its place. A producer of the old one must not begin a manifest:
+// the new one's producers would refuse it for ever.
+func TestAProducerBeginsNoManifestInAnotherBuffer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		old := w.producer(testConfig(), 1)
+		w.mustAppend(old, "before")
+		buffer := w.get(manifest.BufferKey)
+		for _, key := range []string{manifest.BufferKey, manifest.Key(0)} {
+			if err := w.memory.Delete(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		store := storage.Over(w.memory, storage.RequestTimeout)
+		if _, err := manifest.OpenBuffer(t.Context(), store, &manifest.Buffer{ID: uuid.UUID{7}, Shards: 1}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.append(old, "lost with the log"); !isA[*OutcomeUnknownError](err) {
+			t.Error(err)
+		}
+		told := make(chan error)
+		go func() {
+			_, err := w.append(old, "after")
+			told <- err
+		}()
+		time.Sleep(2 * time.Minute)
+		if waits := old.Waiting(); !strings.Contains(waits, "has taken the place of") {
+			t.Error(waits)
+		}
+		if _, _, err := w.memory.Get(t.Context(), manifest.Key(0), 1<<20); !errors.Is(err, storage.ErrAbsent) {
+			t.Error(err)
+		}
+		// The producer goes on if the old buffer returns, so the test can end.
+		if err := w.memory.Delete(t.Context(), manifest.BufferKey); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.memory.Create(t.Context(), manifest.BufferKey, storage.Body{buffer}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-told; err != nil {
+			t.Error(err)
+		}
 	})
 }

@@ -6,6 +6,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
+
 	"millpond.dev/otel-exporter/internal/manifest"
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
 )
@@ -140,4 +142,50 @@ func TestTwoProducersThatSealAtOnceLoseNothing(t *testing.T) {
 		}
 		w.checkLog("message 0", "message 1", "message 2", "second", "first")
 	})
+}
+
+// An earlier version could leave a longer tail than this one writes. The next commit seals it.
+func TestALongTailOfAnEarlierVersionIsSealed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		w.mustAppend(p, "first")
+		w.change(func(m *manifest.Manifest) {
+			entry := m.Tail[0]
+			for len(m.Tail) < 5_000 {
+				entry.Segment[14], entry.Segment[15] = byte(len(m.Tail)>>8), byte(len(m.Tail))
+				m.Tail = append(m.Tail, entry)
+				m.NextSequence++
+			}
+		})
+		if sequence := w.mustAppend(p, "next"); sequence != 5_000 {
+			t.Error(sequence)
+		}
+		w.checkPages(p, 1, 1)
+	})
+}
+
+// The segment that the sealed log refuses is dropped, and no other one, although the unsealed log has no room for those
+// before it.
+func TestARefusedSegmentIsFoundBehindASealedTail(t *testing.T) {
+	me := scriptProducer(1)
+	c := commitState{tailMax: tailMaxMax, producer: me, registered: true}
+	log := manifest.New(uuid.Nil, 0).Register(me, 1)
+	log.Streams = []manifest.Stream{{Name: "events", Encoding: OTLP}}
+	for i := range manifest.EntriesMax {
+		name := scriptName(1, byte(i))
+		name[14] = byte(i >> 8)
+		log.Tail = append(log.Tail, manifest.Entry{Segment: name, Size: 10})
+	}
+	log.NextSequence = manifest.EntriesMax
+	c.read(&manifest.Snapshot{State: log, Version: "1"})
+	draw := &scriptDraw{clockMs: 5}
+	group := groupOf([]manifest.NewSegment{scriptSegment("a", 5), scriptSegment("b:ndjson", 5), scriptSegment("c", 5)})
+	if _, ok := c.next(group, draw).(storePageStep); !ok {
+		t.Fatal("the tail is not sealed")
+	}
+	c.stored(true)
+	if drop, ok := c.next(group, draw).(dropStep); !ok || drop.place != 1 {
+		t.Errorf("%+v", drop)
+	}
 }

@@ -32,6 +32,16 @@ type Message struct {
 	Records uint64
 	// ReceivedAt is the time when the message was received.
 	ReceivedAt time.Time
+	// HeldBytes is the memory that the caller keeps for the message until Append returns. It counts toward
+	// Config.MemoryLimit. Default: the length of Payload.
+	HeldBytes int
+}
+
+func (m *Message) heldBytes() int64 {
+	if m.HeldBytes > 0 {
+		return int64(m.HeldBytes)
+	}
+	return int64(len(m.Payload))
 }
 
 // Committed is the position of a message in the log.
@@ -116,7 +126,7 @@ func (p *Producer) Close(ctx context.Context) error {
 	if reason == "" {
 		reason = "the store is slow"
 	}
-	return fmt.Errorf("%d bytes are not committed: %s (%w)", p.Stats().MemoryHeldBytes, reason, ctx.Err())
+	return fmt.Errorf("messages that hold %d bytes of memory are not committed: %s (%w)", p.Stats().MemoryHeldBytes, reason, ctx.Err())
 }
 
 func (p *Producer) isSettled(ctx context.Context) bool {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -28,7 +29,7 @@ func TestMessagesOfManyStreamsShareASegment(t *testing.T) {
 		for _, stream := range streams {
 			for _, payload := range []string{"1", "2"} {
 				clients.Go(func() {
-					m := Message{stream, OTLP, []byte(stream + payload), 3, time.Now()}
+					m := Message{Stream: stream, Encoding: OTLP, Payload: []byte(stream + payload), Records: 3, ReceivedAt: time.Now()}
 					if committed, err := p.Append(t.Context(), m); err != nil || committed.Sequence != 0 {
 						t.Error(committed, err)
 					}
@@ -409,5 +410,87 @@ func TestNamesAreNotBeforeTheFloorAndNeverRepeat(t *testing.T) {
 			t.Errorf("%s of %d at floor %d", name, name.Time(), floor)
 		}
 		seen[name.String()] = true
+	}
+}
+
+// The caller keeps the message until it is committed, however well it compresses.
+func TestMemoryOfCallersCountsUntilTheyReturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		config := testConfig()
+		config.MaxWait = 0
+		p := w.producer(config, 1)
+		w.network.Outage(unreliable.Lost)
+		limit := p.Stats().MemoryLimitBytes
+		ctx, leave := context.WithCancelCause(t.Context())
+		told := make(chan error)
+		m := message("a")
+		m.HeldBytes = int(limit)/2 + 1
+		go func() {
+			_, err := p.Append(ctx, m)
+			told <- err
+		}()
+		time.Sleep(time.Minute)
+		if _, err := p.Append(t.Context(), m); !isA[*OverBudgetError](err) {
+			t.Error(err)
+		}
+		leave(errors.New("the reason"))
+		if err := <-told; !isA[*OutcomeUnknownError](err) || !strings.Contains(err.Error(), "stopped waiting: the reason") {
+			t.Error(err)
+		}
+		if held := p.Stats().MemoryHeldBytes; held == 0 || held > 1<<10 {
+			t.Error(held)
+		}
+		w.network.Outage(unreliable.Honest)
+		// One that is larger than the limit is accepted when it is alone.
+		time.Sleep(time.Minute)
+		m.HeldBytes = 2 * int(limit)
+		if _, err := p.Append(t.Context(), m); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestAMessageOfACallerThatHasLeftIsNotAppended(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		ctx, leave := context.WithCancel(t.Context())
+		leave()
+		if _, err := p.Append(ctx, message("zombie")); !errors.Is(err, context.Canceled) || !HasNoSideEffects(err) {
+			t.Error(err)
+		}
+		w.mustAppend(p, "living")
+		w.checkLog("living")
+	})
+}
+
+func TestAfterCloseNoMessageWaitsForMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		p := w.producer(testConfig(), 1)
+		budget := p.current.Load().budget
+		if err := budget.reserve(t.Context(), budget.limit); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		if _, err := w.append(p, "late"); !errors.Is(err, ErrClosed) || time.Since(began) != 0 {
+			t.Error(err, time.Since(began))
+		}
+		budget.release(budget.limit)
+	})
+}
+
+func TestTheDefaultsAreValidOnAnyMachine(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(512))
+	config := DefaultConfig()
+	if err := config.Check(); err != nil {
+		t.Error(err)
+	}
+	if left := config.MemoryLimit - config.workingMemory(); left < config.MemoryLimit/2 {
+		t.Errorf("%d bytes are left for data", left)
 	}
 }

@@ -24,7 +24,7 @@ type Stats struct {
 	CommitsCommitted                    int64 // compare-and-sets of the manifest, registrations included, by outcome
 	CommitsMismatch                     int64
 	CommitsUnknown                      int64
-	CommitsFound                        int64 // commits found in the producer table after an unknown outcome
+	CommitsFound                        int64 // commits found in the producer table after an unknown outcome or a fallback
 	Expired                             int64 // times the manifest had forgotten this producer
 
 	AppendedBytes  int64                // compressed, of the segments whose blocks the leader committed

@@ -2,11 +2,16 @@ package producer
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	"millpond.dev/otel-exporter/internal/manifest"
 	"millpond.dev/otel-exporter/internal/segment"
 )
+
+// eventStreamsMax is the maximum number of streams with events in a shard. Clients name them, and a stream is for ever:
+// the streams of OTLP keep room.
+const eventStreamsMax = manifest.StreamsMax / 4
 
 // streams caches the encoding of each known stream, to refuse a message with another encoding before it spoils a
 // segment. The manifest's table is authoritative; the cache learns from it.
@@ -47,15 +52,35 @@ func (s *streams) enter(stream string, encoding Encoding) (Encoding, error) {
 	if len(s.encodings) >= manifest.StreamsMax {
 		return 0, fmt.Errorf("stream %s is new, and the shard has its %d streams already", stream, manifest.StreamsMax)
 	}
+	if encoding == NDJSON && s.count(encoding) >= eventStreamsMax {
+		return 0, fmt.Errorf("stream %s is new, and the shard has its %d streams of %s already; use one of them", stream, eventStreamsMax, encoding)
+	}
 	s.encodings[stream] = encoding
 	return encoding, nil
 }
 
-// learn adopts the manifest's table.
+func (s *streams) count(encoding Encoding) (count int) {
+	for _, known := range s.encodings {
+		if known == encoding {
+			count++
+		}
+	}
+	return count
+}
+
+// learn adopts the manifest's table. A full one gets no further stream, so the others are forgotten: their messages would
+// spoil every segment that they enter.
 func (s *streams) learn(table []manifest.Stream) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	for _, stream := range table {
 		s.encodings[stream.Name] = stream.Encoding
+	}
+	if len(table) >= manifest.StreamsMax && len(s.encodings) > len(table) {
+		names := make(map[string]bool, len(table))
+		for _, stream := range table {
+			names[stream.Name] = true
+		}
+		maps.DeleteFunc(s.encodings, func(name string, _ Encoding) bool { return !names[name] })
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
@@ -80,6 +81,13 @@ func (w *world) close(p *Producer) {
 	defer end()
 	if err := p.Close(ctx); err != nil {
 		w.t.Error(err)
+	}
+	// The callers have their answers, and return.
+	for range 100_000 {
+		if p.Stats().MemoryHeldBytes == 0 {
+			break
+		}
+		runtime.Gosched()
 	}
 	if held := p.Stats().MemoryHeldBytes; held != 0 {
 		w.t.Errorf("%d bytes are held when nothing is", held)

@@ -176,42 +176,67 @@ func (w *writer) isOpen(ctx context.Context) error {
 func (w *writer) append(ctx context.Context, message Message) (Committed, error) {
 	w.pipeline.flow.waiting.Add(1)
 	defer w.pipeline.flow.waiting.Add(-1)
-	waiter, err := w.accept(ctx, message)
+	waiter, held, err := w.accept(ctx, message)
 	if err != nil {
 		if !errors.Is(err, errMoved) {
 			w.counters.refused.Add(1)
 		}
 		return Committed{}, err
 	}
+	defer w.budget.release(held)
 	select {
 	case result := <-waiter:
 		return result.committed, result.err
 	case <-ctx.Done():
-		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + ctx.Err().Error(), ctx.Err()}
+		return Committed{}, &OutcomeUnknownError{"the caller stopped waiting: " + context.Cause(ctx).Error(), ctx.Err()}
 	}
 }
 
-func (w *writer) accept(ctx context.Context, message Message) (waiter, error) {
+// accept hands a message over. It returns the bytes that stay reserved for what the caller keeps.
+func (w *writer) accept(ctx context.Context, message Message) (waiter waiter, held int64, err error) {
+	// A message whose caller has left or that comes too late does not wait for memory.
+	if err := context.Cause(ctx); err != nil {
+		return nil, 0, err
+	}
+	if err := w.closedBecause(); err != nil {
+		return nil, 0, err
+	}
 	cost, err := w.cost(len(message.Payload))
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	if err := w.streams.admit(message.Stream, message.Encoding); err != nil {
-		return nil, &RefusedError{err.Error()}
+		return nil, 0, &RefusedError{err.Error()}
 	}
-	if err := w.budget.reserve(ctx, cost); err != nil {
-		return nil, err
+	// A message that the producer alone has room for is accepted when it is alone.
+	held = min(message.heldBytes(), w.budget.limit-cost)
+	if err := w.budget.reserve(ctx, cost+held); err != nil {
+		return nil, 0, err
 	}
+	waiter = make(chan result, 1)
+	if err := w.handOver(accepted{message, waiter, cost}); err != nil {
+		w.budget.release(cost + held)
+		return nil, 0, err
+	}
+	return waiter, held, nil
+}
+
+// closedBecause is the reason of close, or nil.
+func (w *writer) closedBecause() error {
 	w.gate.RLock()
 	defer w.gate.RUnlock()
-	if w.closed != nil {
-		w.budget.release(cost)
-		return nil, w.closed
+	return w.closed
+}
+
+// handOver returns the reason of close if the writer has been closed meanwhile.
+func (w *writer) handOver(accepted accepted) error {
+	w.gate.RLock()
+	defer w.gate.RUnlock()
+	if w.closed == nil {
+		// The accumulator never waits for the store, so this send does not block for long.
+		w.messages <- accepted
 	}
-	waiter := make(waiter, 1)
-	// The accumulator never waits for the store, so this send does not block for long.
-	w.messages <- accepted{message, waiter, cost}
-	return waiter, nil
+	return w.closed
 }
 
 // cost is the budget in bytes for a message of this size. It fails for a message that can never be accepted.

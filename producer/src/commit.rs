@@ -555,7 +555,8 @@ impl<S: Found> Commits<S> {
                 floor_ms,
             }) => Next::UploadAgain { places, floor_ms },
             Err(CommitRefusal::Invalid(reason)) => {
-                let (place, reason) = first_invalid(state, &claims, group, now_ms, reason);
+                let base = sealed.as_ref().unwrap_or(state);
+                let (place, reason) = first_invalid(base, &claims, group, now_ms, reason);
                 self.drop_invalid(place, reason, group, draw)
             }
         }
@@ -880,7 +881,7 @@ fn first_invalid(
             _ => None,
         }
     });
-    // The unsealed state refuses every segment that the sealed one refuses.
+    // The state refuses all of them, and so the first of them that it cannot have with those before it.
     refused.unwrap_or((group.segments.len().saturating_sub(1), reason))
 }
 

@@ -7,7 +7,7 @@ mod outcome;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use millpond_manifest::{ClientClaim, Manifest, Object, ProducerId, Snapshot, Swap, cas, layout};
+use millpond_manifest::{Buffer, ClientClaim, Manifest, Object, ProducerId, Snapshot, Swap, cas, layout};
 use millpond_runtime::{Backoff, Environment, Level};
 use millpond_storage::Version;
 use tokio::sync::mpsc;
@@ -727,6 +727,12 @@ impl Committer {
         expected: Option<Version>,
         next: Manifest,
     ) -> (Answer<Snapshot<Manifest>>, Progress) {
+        if expected.is_none()
+            && let Some(problem) = self.other_buffer().await
+        {
+            self.upload.readiness.waits(COMMIT, problem, Level::Warn);
+            return (Answer::Unknown, Progress::HeldUp);
+        }
         let metrics = &self.upload.metrics;
         let key = layout::manifest(self.upload.shard);
         match cas::swap(&self.upload.store, &key, expected.as_ref(), next).await {
@@ -745,6 +751,21 @@ impl Committer {
                 self.upload.readiness.waits(COMMIT, &error, Level::Warn);
                 (Answer::Unknown, Progress::HeldUp)
             }
+        }
+    }
+
+    /// Returns why this producer may not create the manifest: somebody deleted the buffer, and perhaps created another one,
+    /// whose producers would wait for ever at the manifest of the old one.
+    async fn other_buffer(&self) -> Option<String> {
+        let key = layout::manifest(self.upload.shard);
+        match cas::read::<Buffer>(&self.upload.store, layout::BUFFER).await {
+            Ok(Some(found)) if found.state.id == self.buffer_id => None,
+            Ok(Some(found)) => Some(format!(
+                "{key} is gone, and buffer {} has taken the place of {}: restart this process",
+                found.state.id, self.buffer_id
+            )),
+            Ok(None) => Some(format!("{key} and the object {:?} are gone", layout::BUFFER)),
+            Err(error) => Some(error.to_string()),
         }
     }
 

@@ -5,7 +5,14 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use millpond_manifest::buffer::SHARDS_MAX;
+use millpond_manifest::manifest::ENTRIES_MAX;
 use millpond_segment::Limits;
+
+use crate::commit::COMMIT_SEGMENTS_MAX;
+
+/// The maximum of the default number of encoders. With as many, half of the default memory limit is in use at all times.
+/// 64 encoders compress more than a network carries.
+const ENCODERS_MAX: usize = 64;
 
 /// The settings for batching and memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,14 +37,14 @@ pub struct Config {
     pub memory_limit: usize,
     /// The maximum time that a caller waits for budget (10 s: within the patience of OTLP clients). 0: reject at once.
     pub max_wait: Duration,
-    /// Maximum number of blocks compressed in parallel (the number of cores).
+    /// Maximum number of blocks compressed in parallel (the number of cores, at most 64).
     pub encoders: usize,
     /// The shard to write to. `None`: a random shard.
     pub shard: Option<u32>,
     /// The number of shards of a new buffer (1).
     pub shards_when_created: u32,
     /// The number of entries in the manifest at which the next commit seals them into a page (2,048: a manifest of
-    /// about 120 KB).
+    /// about 120 KB). At most 3,072.
     pub tail_max: usize,
     /// How often a process with [`Producers`](crate::Producers) looks whether the buffer has grown (1 min: one GET without a body).
     pub growth_interval: Duration,
@@ -56,7 +63,7 @@ impl Default for Config {
             compression_level: 1,
             memory_limit: 256 << 20,
             max_wait: Duration::from_secs(10),
-            encoders: std::thread::available_parallelism().map_or(1, usize::from),
+            encoders: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(ENCODERS_MAX)),
             shard: None,
             shards_when_created: 1,
             tail_max: millpond_manifest::manifest::TAIL_MAX,
@@ -65,6 +72,10 @@ impl Default for Config {
         }
     }
 }
+
+/// The maximum of [`Config::tail_max`]. A tail with one entry less takes another commit before it is sealed, and readers
+/// must accept the result. A leader's commit may exceed its usual number of segments by those of a follower.
+const TAIL_MAX_MAX: u64 = (ENTRIES_MAX - 2 * COMMIT_SEGMENTS_MAX) as u64;
 
 /// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,7 +116,7 @@ impl Config {
         let blocks = self.segment_raw_bytes / self.block_bytes;
         let rule = "use at most 30,000 blocks in a segment";
         within("segment_raw_bytes / block_bytes", blocks, 0..=30_000, rule)?;
-        within("tail_max", self.tail_max, 1..=65_536, "use 1 to 65,536")?;
+        within("tail_max", self.tail_max, 1..=TAIL_MAX_MAX, "use 1 to 3,072")?;
         within("max_uploads", self.max_uploads, 1..=1_024, "use 1 to 1024")?;
         within("encoders", self.encoders, 1..=1_024, "use 1 to 1024")?;
         within("compression_level", self.compression_level, 1..=22, "use 1 to 22")?;

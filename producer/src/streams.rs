@@ -1,7 +1,7 @@
 //! The known encoding of each stream. It rejects a message of another encoding before that message can spoil a segment.
 //! The manifest's table is authoritative; this cache learns from it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millpond_manifest::manifest::{STREAMS_MAX, Stream};
@@ -40,7 +40,8 @@ impl Streams {
         Ok(())
     }
 
-    /// Takes over the manifest's table.
+    /// Takes over the manifest's table. A full one gets no further stream, so the others are forgotten: their messages would
+    /// spoil every segment that they enter.
     pub(crate) fn learn(&self, table: &[Stream]) {
         let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
         for stream in table {
@@ -50,6 +51,10 @@ impl Streams {
                     encodings.insert(stream.name.clone(), stream.encoding);
                 }
             }
+        }
+        if table.len() >= STREAMS_MAX && encodings.len() > table.len() {
+            let names: HashSet<&str> = table.iter().map(|stream| stream.name.as_str()).collect();
+            encodings.retain(|name, _| names.contains(name.as_str()));
         }
     }
 }
@@ -84,6 +89,21 @@ mod tests {
             streams.admit(&format!("s{number}"), Encoding::Otlp).unwrap();
         }
         assert!(streams.admit("one-more", Encoding::Otlp).is_err());
+        assert_eq!(streams.admit("s7", Encoding::Otlp), Ok(()));
+    }
+
+    /// Otherwise every segment with one of their messages would be refused, with the records of others in it.
+    #[test]
+    fn streams_that_a_full_table_lacks_are_forgotten() {
+        let streams = Streams::default();
+        streams.admit("late", Encoding::Otlp).unwrap();
+        let stream = |number| Stream {
+            name: format!("s{number}"),
+            encoding: Encoding::Otlp,
+        };
+        let table: Vec<_> = (0..STREAMS_MAX).map(stream).collect();
+        streams.learn(&table);
+        assert!(streams.admit("late", Encoding::Otlp).is_err());
         assert_eq!(streams.admit("s7", Encoding::Otlp), Ok(()));
     }
 

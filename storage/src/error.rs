@@ -51,6 +51,16 @@ impl Error {
         &self.key
     }
 
+    pub(crate) fn unsent(key: &str, url: &str, reason: String) -> Self {
+        Self {
+            kind: ErrorKind::Misconfigured,
+            operation: "compare and set",
+            key: key.to_owned(),
+            url: url.to_owned(),
+            cause: reason,
+        }
+    }
+
     pub(crate) fn new(operation: &'static str, key: &str, url: &str, failure: &Failure) -> Self {
         Self {
             kind: failure.kind(),

@@ -257,18 +257,19 @@ impl Test<'_> {
                 Violation::ConcurrentUpdates { winners, writers }
             }));
         }
-        match (winner, unknown) {
-            (Some(winner), _) => {
-                // In a store that honours preconditions, no other write can have replaced it, reported or not.
-                let found = self.store.get(key).await?;
-                match found.is_some_and(|found| found.bytes == *winner) {
-                    true => Ok(()),
-                    false => Err(Finding::Violation(Violation::AcceptedAndGone)),
-                }
-            }
-            // A writer with an unknown outcome may have won, or none reached the store.
-            (None, Some(error)) => Err(error.into()),
-            (None, None) => Err(Finding::Violation(Violation::RefusesAll)),
+        // A writer with an unknown outcome may have won, or none reached the store.
+        if let (None, Some(error)) = (winner, unknown) {
+            return Err(error.into());
+        }
+        let found = self.store.get(key).await?;
+        let has = |body: &Bytes| found.as_ref().is_some_and(|found| found.bytes == *body);
+        match winner {
+            // In a store that honours preconditions, no other write can have replaced it, reported or not.
+            Some(winner) if has(winner) => Ok(()),
+            Some(_) => Err(Finding::Violation(Violation::AcceptedAndGone)),
+            // A proxy repeated the winner's request, and the store refused the second copy.
+            None if bodies.iter().any(has) => Ok(()),
+            None => Err(Finding::Violation(Violation::RefusesAll)),
         }
     }
 

@@ -285,6 +285,11 @@ impl Store {
         cas
     }
 
+    /// The error of a compare-and-set that the caller did not send, because it would break a rule of the format.
+    pub fn unsent(&self, key: &str, reason: String) -> Error {
+        Error::unsent(key, &self.0.url, reason)
+    }
+
     /// Lists all objects in a folder (`shards/0000/segments`; empty for the whole buffer), ordered by key. The request
     /// timeout applies to each page.
     ///

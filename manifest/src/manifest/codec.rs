@@ -5,7 +5,7 @@ use super::{
     ProducerId, ProducerRow, SOURCES_MAX, SourcePartition, SourceRow, Stream,
 };
 use crate::entry::{
-    ENTRIES_MAX, LOG_BYTES_MAX, PARTS_MAX, STREAMS_MAX, check_entry, decode_entry, encode_entry,
+    ENTRIES_READ_MAX, LOG_BYTES_MAX, PARTS_MAX, STREAMS_MAX, check_entry, decode_entry, encode_entry,
 };
 use crate::object::{Object, Stamp};
 use crate::page::PageReference;
@@ -15,8 +15,8 @@ use millpond_segment::Encoding;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Maximum pages to read of a manifest: two billion segments.
-const PAGES_MAX: usize = 1 << 20;
+/// Maximum pages of a manifest: two billion segments.
+pub(super) const PAGES_MAX: usize = 1 << 20;
 
 impl Object for Manifest {
     const NAME: &'static str = "manifest";
@@ -36,7 +36,7 @@ impl Object for Manifest {
         Count {
             of: "entries",
             path: &[10],
-            max: ENTRIES_MAX,
+            max: ENTRIES_READ_MAX,
         },
         Count {
             of: "parts of segments",

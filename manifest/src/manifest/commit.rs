@@ -1,7 +1,8 @@
 //! The transition that appends segments to the log, and the claims that make it exactly once.
 
+use super::codec::PAGES_MAX;
 use super::{Manifest, ProducerId, ProducerRow, Stream};
-use crate::entry::{Entry, Part, STREAMS_MAX, check_entry};
+use crate::entry::{ENTRIES_MAX, Entry, Part, STREAMS_MAX, check_entry};
 use millpond_segment::Encoding;
 use std::ops::Range;
 use thiserror::Error;
@@ -165,6 +166,7 @@ impl Manifest {
             let entry = next.entry(segment, now_ms)?;
             next.tail.push(entry);
         }
+        next.check_size()?;
         let first_sequence = self.next_sequence;
         next.next_sequence = first_sequence
             .checked_add(segments.len() as u64)
@@ -183,6 +185,22 @@ impl Manifest {
             state: Box::new(next),
             first_sequence,
         })
+    }
+
+    /// Refuses a log that readers would refuse: nobody could read what is in it, or repair it.
+    fn check_size(&self) -> Result<(), CommitRefusal> {
+        let sizes = [
+            ("entries in the manifest", self.tail.len(), ENTRIES_MAX),
+            ("pages", self.pages.len(), PAGES_MAX),
+        ];
+        for (of, found, max) in sizes {
+            if found > max {
+                return Err(CommitRefusal::Invalid(format!(
+                    "the log would have {found} {of}, and readers accept {max}"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Uses up the next number of a producer without a record: whoever still has records for it cannot commit them any more.

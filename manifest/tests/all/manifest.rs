@@ -1,15 +1,16 @@
 //! The log's transitions, as stories and as properties: the effect of a commit, its refusals, and that a state either
 //! reads back as written or not at all.
 
-use millpond_manifest::cas::Object;
+use millpond_manifest::cas::{self, Object};
 use millpond_manifest::manifest::{
-    ADDRESS_MAX, PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow, Unusable,
+    ADDRESS_MAX, ENTRIES_MAX, PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, ProducerRow, Unusable,
 };
 use millpond_manifest::{
-    Claim, ClaimRefusal, Commit, CommitRefusal, Fingerprint, FormatError, Leader, Log, Manifest, NewPart,
-    NewSegment, ProducerId,
+    Claim, ClaimRefusal, Commit, CommitRefusal, Entry, Fingerprint, FormatError, Leader, Log, Manifest,
+    NewPart, NewSegment, Page, ProducerId, Swap,
 };
 use millpond_segment::Encoding;
+use millpond_storage::{ErrorKind, Store};
 use proptest::prelude::*;
 use ulid::Ulid;
 use uuid::Uuid;
@@ -481,4 +482,53 @@ fn numbers_that_no_producer_would_write_do_not_overflow() {
     let row = last.producers[0].clone();
     let taken = ClaimRefusal::Taken { first: u64::MAX, row };
     assert_eq!(commit(&last, A, u64::MAX, &[segment(1, 1)], 11), unusable(taken));
+}
+
+/// A log with this many entries in its tail, and A registered.
+fn long(entries: usize) -> Manifest {
+    let (mut log, _) = next(commit(&empty().register(A, 10), A, 1, &[segment(1, 1)], 11));
+    let entry = log.tail[0].clone();
+    log.tail = (0..entries as u128)
+        .map(|number| Entry {
+            segment: Ulid::from_parts(1, number),
+            ..entry.clone()
+        })
+        .collect();
+    log.next_sequence = entries as u64;
+    log
+}
+
+#[test]
+fn a_commit_makes_no_tail_that_readers_refuse() {
+    let log = long(ENTRIES_MAX - 1);
+    let (full, _) = next(commit(&log, A, 2, &[segment(2, 1)], 12));
+    assert_eq!(Manifest::decode(&full.encode()).unwrap(), full);
+    let refused = commit(&full, A, 3, &[segment(2, 2)], 13);
+    let reason = "the log would have 4097 entries in the manifest, and readers accept 4096".to_owned();
+    assert_eq!(refused, Err(CommitRefusal::Invalid(reason)));
+}
+
+/// Earlier versions could write such a tail and not read it.
+#[test]
+fn a_tail_that_earlier_versions_could_write_is_read_and_sealed() {
+    let log = long(65_535 + 512);
+    let read = Manifest::decode(&log.encode()).unwrap();
+    let (page, sealed) = read.seal(Ulid::from_parts(2, 1), read.next_sequence - 1).unwrap();
+    assert_eq!(Page::decode(&page.encode()).unwrap(), page);
+    let (after, first) = next(commit(&sealed, A, 2, &[segment(2, 2)], 12));
+    assert_eq!((first, after.tail.len()), (66_047, 1));
+    assert!(Manifest::decode(&long(1 << 17).encode()).is_err());
+}
+
+#[tokio::test]
+async fn a_state_that_readers_refuse_is_not_sent() {
+    let store = Store::memory();
+    let swap = cas::swap(&store, "manifest", None, long(1 << 17)).await;
+    let Swap::Unknown(error) = swap else {
+        panic!("{swap:?}");
+    };
+    assert_eq!(error.kind(), ErrorKind::Misconfigured);
+    assert!(error.to_string().contains("not sent"), "{error}");
+    assert_eq!(store.requests().put, 0);
+    assert!(store.get("manifest").await.unwrap().is_none());
 }

@@ -37,14 +37,15 @@ func Read(ctx context.Context, store *storage.Store, shard uint32) (*Snapshot, e
 }
 
 // Swap replaces the expected state (nil: no object yet) with next in one attempt. The error explains an Unknown
-// outcome. Swap does not send a state that breaks a rule of the format; it returns a Mismatch with an error.
+// outcome. Swap does not send a state that readers would refuse, because nobody could repair it: that outcome is also
+// Unknown, and the error names the rule.
 func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *storage.Version, next *Manifest) (storage.Outcome, *Snapshot, error) {
-	if reason := next.Check(); reason != "" {
-		return storage.Mismatch, nil, fmt.Errorf("%s: refusing to write a state that is not valid: %s", Key(shard), reason)
-	}
 	body, err := next.Encode()
+	if err == nil {
+		err = next.checkReadable(body)
+	}
 	if err != nil {
-		return storage.Mismatch, nil, fmt.Errorf("%s: %w", Key(shard), err)
+		return storage.Unknown, nil, fmt.Errorf("%s was not written, because readers would refuse it: %w", Key(shard), err)
 	}
 	outcome, version, err := store.CompareAndSet(ctx, Key(shard), expected, body)
 	if outcome != storage.Committed {

@@ -88,6 +88,18 @@ func Decode(bytes []byte) (*Manifest, error) {
 	return m, nil
 }
 
+// checkReadable returns the reason why readers would refuse this state, whose bytes are given.
+func (m *Manifest) checkReadable(bytes []byte) error {
+	const object = "manifest"
+	if len(bytes) > logBytesMax {
+		return content(object, "it has more than the maximum of %d bytes", logBytesMax)
+	}
+	if reason := m.Check(); reason != "" {
+		return content(object, "%s", reason)
+	}
+	return checkCounts(object, manifestCounts, bytes[envelopeLen:])
+}
+
 func encodeAll[T any, M any](all []T, encode func(*T) *M) []*M {
 	messages := make([]*M, len(all))
 	for i := range all {

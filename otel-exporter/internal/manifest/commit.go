@@ -145,6 +145,9 @@ func (m *Manifest) Commit(claims []Claim, segments []NewSegment, nowMs uint64) (
 		}
 		next.Tail = append(next.Tail, entry)
 	}
+	if err := next.checkSize(); err != nil {
+		return Commit{}, err
+	}
 	if m.NextSequence > math.MaxUint64-count {
 		return Commit{}, invalid("the log has no sequences left")
 	}
@@ -156,6 +159,22 @@ func (m *Manifest) Commit(claims []Claim, segments []NewSegment, nowMs uint64) (
 		next.Producers[place] = ProducerRow{claim.Producer, claim.Last, first, held, nowMs, m.Producers[place].Certificate}
 	}
 	return Commit{State: &next, FirstSequence: m.NextSequence}, nil
+}
+
+// checkSize refuses a log that readers would refuse: nobody could read what is in it, or repair it.
+func (m *Manifest) checkSize() error {
+	for _, size := range []struct {
+		of         string
+		found, max int
+	}{
+		{"entries in the manifest", len(m.Tail), EntriesMax},
+		{"pages", len(m.Pages), pagesMax},
+	} {
+		if size.found > size.max {
+			return invalid("the log would have %d %s, and readers accept %d", size.found, size.of, size.max)
+		}
+	}
+	return nil
 }
 
 func (m *Manifest) checkClaims(claims []Claim, segments int) error {

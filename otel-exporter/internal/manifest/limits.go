@@ -12,10 +12,11 @@ const (
 	bufferBytesMax = 64 << 10
 	// The maximum number of entries, each with all streams.
 	logBytesMax = 256 << 20
-	// A commit adds its segments before the tail is sealed.
-	entriesMax = 2 * TailMax
-	partsMax   = entriesMax * StreamsMax
-	pagesMax   = 1 << 20
+	// Earlier versions let a tail grow to 65,536 entries before a commit added its segments, although they did not read
+	// more than EntriesMax.
+	entriesReadMax = 65_536 + EntriesMax
+	partsMax       = EntriesMax * StreamsMax
+	pagesMax       = 1 << 20
 )
 
 // A count limits the occurrences of a field. The path is the field numbers that lead to it.
@@ -29,7 +30,7 @@ var (
 	manifestCounts = []count{
 		{"streams", []protowire.Number{8}, StreamsMax},
 		{"pages", []protowire.Number{9}, pagesMax},
-		{"entries", []protowire.Number{10}, entriesMax},
+		{"entries", []protowire.Number{10}, entriesReadMax},
 		{"parts of segments", []protowire.Number{10, 4}, partsMax},
 		{"producers", []protowire.Number{11}, ProducersMax},
 		{"clients", []protowire.Number{13}, ClientsMax},
@@ -37,7 +38,7 @@ var (
 		{"sources", []protowire.Number{15}, SourcesMax},
 	}
 	pageCounts = []count{
-		{"entries", []protowire.Number{4}, entriesMax},
+		{"entries", []protowire.Number{4}, entriesReadMax},
 		{"parts of segments", []protowire.Number{4, 4}, partsMax},
 	}
 )

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
+	"github.com/oklog/ulid/v2"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"millpond.dev/otel-exporter/internal/manifest/manifestpb"
@@ -80,5 +82,81 @@ func TestAStreamIsNamedByTheRule(t *testing.T) {
 		if _, err := decodeStream("manifest", message); !errors.Is(err, ErrContent) {
 			t.Errorf("%q: %v", bad, err)
 		}
+	}
+}
+
+// longLog has this many entries in its tail, and a producer.
+func longLog(entries int) (*Manifest, ProducerID) {
+	me := ProducerID{1}
+	log := New(uuid.UUID{9}, 0).Register(me, 1)
+	log.Streams = []Stream{{"a", segment.OTLP}}
+	for i := range entries {
+		log.Tail = append(log.Tail, Entry{Segment: ulidOf(i), Size: 10, Parts: []Part{{Length: 10}}})
+	}
+	log.NextSequence = uint64(entries)
+	return log, me
+}
+
+func ulidOf(number int) (name ulid.ULID) {
+	binary.BigEndian.PutUint32(name[12:], uint32(number))
+	return name
+}
+
+// TestALogHasNoTailThatReadersRefuse covers the cases of manifest/tests/all/manifest.rs.
+func TestALogHasNoTailThatReadersRefuse(t *testing.T) {
+	log, me := longLog(EntriesMax - 1)
+	added := func(number int) []NewSegment {
+		return []NewSegment{{Segment: ulidOf(1<<20 + number), Size: 10, Parts: []NewPart{{"a", segment.OTLP, Part{Length: 10}}}}}
+	}
+	commit, err := log.Commit([]Claim{One(me, 1, 1)}, added(0), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	encoded, err := commit.State.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Decode(encoded); err != nil {
+		t.Error(err)
+	}
+	_, err = commit.State.Commit([]Claim{One(me, 2, 1)}, added(1), 3)
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "would have 4097 entries in the manifest, and readers accept 4096") {
+		t.Error(err)
+	}
+}
+
+// Earlier versions could write such a tail and not read it.
+func TestATailThatEarlierVersionsCouldWriteIsReadAndSealed(t *testing.T) {
+	log, _ := longLog(65_535 + 512)
+	encoded, err := log.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := Decode(encoded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, sealed, ok := read.Seal(ulidOf(1<<20), read.NextSequence-1)
+	if !ok || len(sealed.Tail) != 0 {
+		t.Fatal(ok, len(sealed.Tail))
+	}
+	if encoded, err = page.Encode(); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := DecodePage(encoded); err != nil || !found.Equal(page) {
+		t.Error(err)
+	}
+}
+
+func TestAStateThatReadersRefuseIsNotSent(t *testing.T) {
+	store := storage.Over(storage.NewMemory(), storage.RequestTimeout)
+	log, _ := longLog(1 << 17)
+	outcome, _, err := Swap(t.Context(), store, 0, nil, log)
+	if outcome != storage.Unknown || !errors.Is(err, ErrContent) {
+		t.Error(outcome, err)
+	}
+	if sent := store.Requests().Puts; sent != 0 {
+		t.Error(sent)
 	}
 }

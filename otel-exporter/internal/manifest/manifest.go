@@ -26,6 +26,9 @@ const (
 	// TailMax is the number of tail entries at which the next commit seals them into a page. It bounds the bytes of a
 	// commit whatever the backlog.
 	TailMax = 2_048
+	// EntriesMax is the maximum number of entries to write into a tail: a commit adds its segments before the tail is
+	// sealed.
+	EntriesMax = 2 * TailMax
 	// ProducerExpiryMs is the expiry of producers beyond ProducersKept: a registration forgets those last seen this long
 	// before or after the median producer.
 	ProducerExpiryMs = 24 * 3_600 * 1_000

@@ -109,11 +109,12 @@ func (f *File) Create(_ context.Context, key string, body Body) (Version, error)
 	}
 	// A unique name: it comes from 64 random bits and must not exist.
 	stage := fmt.Sprintf("%s#%d", path, rand.Uint64())
+	// Nobody else removes what a full disk cuts off, and it would keep the disk full.
+	defer os.Remove(stage)
 	version, err := writeFile(stage, os.O_EXCL, body, time.Time{})
 	if err != nil {
 		return "", systemError(err)
 	}
-	defer os.Remove(stage)
 	if err := os.Link(stage, path); errors.Is(err, fs.ErrExist) {
 		return "", ErrRefused
 	} else if err != nil {
@@ -151,6 +152,7 @@ func (f *File) Replace(ctx context.Context, key string, expected Version, body B
 	return version, systemError(syncDirectory(filepath.Dir(path)))
 }
 
+// lock waits for the lock as long as the caller does. Another process may hold it and stand still.
 func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 	select {
 	case f.turn <- struct{}{}:
@@ -158,22 +160,38 @@ func (f *File) lock(ctx context.Context) (unlock func(), err error) {
 		return nil, ctx.Err()
 	}
 	file, err := os.OpenFile(filepath.Join(f.root, lockName), os.O_CREATE|os.O_WRONLY, 0o600)
-	if err == nil {
-		for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
-			err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX)
-		}
-	}
 	if err != nil {
-		if file != nil {
-			file.Close()
-		}
 		<-f.turn
 		return nil, systemError(fmt.Errorf("lock: %w", err))
 	}
-	return func() {
+	free := func() {
 		file.Close()
 		<-f.turn
-	}, nil
+	}
+	locked := make(chan error, 1)
+	go func() { locked <- flock(file) }()
+	select {
+	case err = <-locked:
+	case <-ctx.Done():
+		go func() {
+			<-locked
+			free()
+		}()
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		free()
+		return nil, systemError(fmt.Errorf("lock: %w", err))
+	}
+	return free, nil
+}
+
+func flock(file *os.File) error {
+	for {
+		if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+	}
 }
 
 // writeFile writes a file durably, with a modification time later than `before`.

@@ -44,8 +44,8 @@ const (
 
 func openBucket(ctx context.Context, place place, options Options) (*Bucket, error) {
 	load := []func(*config.LoadOptions) error{
-		config.WithRetryer(func() aws.Retryer { return aws.NopRetryer{} }),
 		config.WithHTTPClient(httpClient()),
+		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) { o.ExpiryWindow = renewBefore }),
 	}
 	if options.Region != "" {
 		load = append(load, config.WithRegion(options.Region))
@@ -54,6 +54,7 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 	if err != nil {
 		return nil, misconfigured(fmt.Errorf("the AWS configuration cannot be read: %w", err))
 	}
+	loaded.Credentials = aws.NewCredentialsCache(&lastingCredentials{CredentialsProvider: loaded.Credentials})
 	bucket := &Bucket{name: place.bucket}
 	bucket.url = "s3://" + place.bucket
 	if place.path != "" {
@@ -87,9 +88,50 @@ func openBucket(ctx context.Context, place place, options Options) (*Bucket, err
 		}
 	}
 	if _, err := used.Credentials.Retrieve(ctx); err != nil {
-		return nil, misconfigured(fmt.Errorf("no AWS credentials were found; whatever works for `aws s3 ls` works here: %w", err))
+		return nil, credentialsError(err)
 	}
 	return bucket, nil
+}
+
+// renewBefore is the time before their expiry at which credentials are renewed.
+const renewBefore = 5 * time.Minute
+
+// lastingCredentials keeps credentials that can still be used while their source does not answer. Their cache calls one
+// method at a time.
+type lastingCredentials struct {
+	aws.CredentialsProvider           // says that credentials expire renewBefore their time
+	expires                 time.Time // of the last ones
+}
+
+func (l *lastingCredentials) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	retrieved, err := l.CredentialsProvider.Retrieve(ctx)
+	if err == nil {
+		l.expires = retrieved.Expires.Add(renewBefore)
+	}
+	return retrieved, err
+}
+
+// HandleFailToRefresh returns the last credentials, to be renewed a little later, until they expire.
+func (l *lastingCredentials) HandleFailToRefresh(_ context.Context, last aws.Credentials, err error) (aws.Credentials, error) {
+	now := time.Now()
+	if !last.HasKeys() || now.After(l.expires) {
+		return aws.Credentials{}, err
+	}
+	last.Expires = now.Add(10 * time.Second)
+	return last, nil
+}
+
+// credentialsError classifies a failure of the credentials' source. Waiting does not help if there is none: the last one
+// in the chain is a machine's metadata service, which most machines do not have.
+func credentialsError(err error) error {
+	var operation *smithy.OperationError
+	isMetadata := errors.As(err, &operation) && operation.ServiceID == "ec2imds"
+	var network net.Error
+	status, _ := answer(err)
+	if status == 0 && (isMetadata || !errors.As(err, &network)) {
+		return misconfigured(fmt.Errorf("no AWS credentials were found; whatever works for `aws s3 ls` works here: %w", err))
+	}
+	return fmt.Errorf("the AWS credentials could not be retrieved: %w", s3Error(err))
 }
 
 func httpClient() *awshttp.BuildableClient {
@@ -125,8 +167,8 @@ func (b *Bucket) key(key string) *string { return aws.String(b.prefix + key) }
 func (b *Bucket) Get(ctx context.Context, key string, bytesMax int64) ([]byte, Version, error) {
 	output, err := b.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &b.name, Key: b.key(key)})
 	if err != nil {
-		var missing *types.NoSuchKey
-		if errors.As(err, &missing) {
+		// A proxy may answer without S3's error code.
+		if status, code := answer(err); status == http.StatusNotFound && code != "NoSuchBucket" {
 			return nil, "", ErrAbsent
 		}
 		return nil, "", s3Error(err)

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -208,5 +209,112 @@ func TestTheMeaningOfS3sAnswers(t *testing.T) {
 		if count := requests.Load(); count != 2 {
 			t.Errorf("%d %s: %d requests for two attempts", answer.status, answer.code, count)
 		}
+	}
+}
+
+// stsIs gives the process a web identity and a token service that answers with these statuses, the last one again and
+// again. Without statuses there are no credentials.
+func stsIs(t *testing.T, expiration time.Time, statuses ...int) {
+	t.Helper()
+	for variable, value := range map[string]string{
+		"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_REGION": "us-east-1",
+		"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull,
+	} {
+		t.Setenv(variable, value)
+	}
+	if len(statuses) == 0 {
+		return
+	}
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		status := statuses[min(int(asked.Add(1)), len(statuses))-1]
+		w.Header().Set("Content-Type", "text/xml")
+		w.WriteHeader(status)
+		if status == http.StatusOK {
+			fmt.Fprint(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult>`+
+				`<Credentials><AccessKeyId>a</AccessKeyId><SecretAccessKey>b</SecretAccessKey><SessionToken>c</SessionToken>`+
+				`<Expiration>`+expiration.UTC().Format(time.RFC3339)+`</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`)
+		}
+	}))
+	t.Cleanup(server.Close)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_WEB_IDENTITY_TOKEN_FILE", token)
+	t.Setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/r")
+	t.Setenv("AWS_ENDPOINT_URL_STS", server.URL)
+}
+
+// absence answers as a proxy may answer for S3: without its error code.
+func absence(t *testing.T) (endpoint string) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusNotFound)
+		if strings.Contains(r.URL.Path, "no-bucket") {
+			fmt.Fprint(w, "<Error><Code>NoSuchBucket</Code></Error>")
+		}
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// A token service that is not up yet is waited for; one that refuses is not.
+func TestTheKindOfAFailureToGetCredentials(t *testing.T) {
+	endpoint := absence(t)
+	for _, service := range []struct {
+		statuses []int
+		kind     Kind
+	}{
+		{[]int{503, 200}, -1},
+		{[]int{503}, Transient},
+		{[]int{403}, Denied},
+		{nil, Misconfigured},
+	} {
+		t.Run(fmt.Sprint(service.statuses), func(t *testing.T) {
+			stsIs(t, time.Now().Add(time.Hour), service.statuses...)
+			_, err := Open(t.Context(), "s3://bucket/p", Options{Endpoint: endpoint})
+			if kind := KindOf(err); (err == nil) != (service.kind < 0) || err != nil && kind != service.kind {
+				t.Error(kind, err)
+			}
+		})
+	}
+}
+
+// Credentials that can still be used are renewed early, and kept while the token service does not answer.
+func TestCredentialsOutliveATokenServiceThatIsDown(t *testing.T) {
+	for _, of := range []struct {
+		left time.Duration
+		ok   bool
+	}{{renewBefore - time.Minute, true}, {-time.Minute, false}} {
+		t.Run(of.left.String(), func(t *testing.T) {
+			stsIs(t, time.Now().Add(of.left), 200, 503)
+			store, err := Open(t.Context(), "s3://bucket/p", Options{Endpoint: absence(t)})
+			if of.ok && err != nil {
+				t.Fatal(err)
+			}
+			if err == nil {
+				_, _, _, err = store.Get(t.Context(), "absent")
+			}
+			if (err == nil) != of.ok || KindOf(err) != Transient {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A proxy may answer a GET of an absent object without S3's error code.
+func TestAnAbsentObjectBehindAProxyIsAbsent(t *testing.T) {
+	t.Setenv("AWS_ACCESS_KEY_ID", "a")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "b")
+	options := Options{Endpoint: absence(t), Region: "us-east-1"}
+	store, err := Open(t.Context(), "s3://bucket/p", options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, found, err := store.Get(t.Context(), "absent"); found || err != nil {
+		t.Error(found, err)
+	}
+	if _, err := Open(t.Context(), "s3://no-bucket/p", options); KindOf(err) != Misconfigured {
+		t.Error(err)
 	}
 }

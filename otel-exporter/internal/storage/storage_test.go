@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -310,6 +312,41 @@ func (f forgetful) Replace(ctx context.Context, key string, expected Version, bo
 	return f.Memory.Replace(ctx, key, expected, body)
 }
 
+// repeating is a store behind a proxy that lost the answer to each contended write and sent it again.
+type repeating struct{ *Memory }
+
+func (r repeating) Create(ctx context.Context, key string, body Body) (Version, error) {
+	return r.again(key)(r.Memory.Create(ctx, key, body))
+}
+
+func (r repeating) Replace(ctx context.Context, key string, expected Version, body Body) (Version, error) {
+	return r.again(key)(r.Memory.Replace(ctx, key, expected, body))
+}
+
+func (r repeating) again(key string) func(Version, error) (Version, error) {
+	return func(version Version, err error) (Version, error) {
+		if err == nil && !strings.Contains(key, "alone") {
+			return "", ErrRefused
+		}
+		return version, err
+	}
+}
+
+func TestARepeatedWriteOfTheSelfTestIsNoVerdict(t *testing.T) {
+	if err := Over(repeating{NewMemory()}, RequestTimeout).SelfTest(t.Context()); err != nil {
+		t.Error(err)
+	}
+	test := &selfTest{store: Over(NewMemory(), RequestTimeout), folder: "t"}
+	refused := make([]Outcome, selfTestWriters)
+	for i := range refused {
+		refused[i] = Mismatch
+	}
+	err := test.judge(t.Context(), "t/none", true, make([][]byte, selfTestWriters), refused, nil)
+	if err == nil || !strings.Contains(err.Error(), "refuses conditional writes whose condition holds") {
+		t.Error(err)
+	}
+}
+
 // hasty checks the precondition and then acts on it: right one at a time and wrong together.
 type hasty struct {
 	*Memory
@@ -364,4 +401,69 @@ func (l lastWins) Replace(ctx context.Context, key string, expected Version, bod
 		version, err = l.Memory.Replace(ctx, key, current, body)
 	}
 	return version, err
+}
+
+// A disk that is full cuts off what is written. The rest of it must not keep the disk full.
+func TestAFailedCreationLeavesNoFile(t *testing.T) {
+	directory := t.TempDir()
+	backend, err := openDirectory(directory, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	defer signal.Reset(syscall.SIGXFSZ)
+	limited := before
+	limited.Cur = 100_000
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &limited); err != nil {
+		t.Fatal(err)
+	}
+	_, err = backend.Create(t.Context(), "a/b", Body{make([]byte, 200_000)})
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err == nil {
+		t.Error("the file was written")
+	}
+	if left, err := os.ReadDir(filepath.Join(directory, "a")); len(left) != 0 {
+		t.Error(left, err)
+	}
+}
+
+// Another process stands still while it holds the lock.
+func TestAHeldLockIsWaitedForAsLongAsTheTimeout(t *testing.T) {
+	directory := t.TempDir()
+	backend, err := openDirectory(directory, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := Over(backend, 50*time.Millisecond)
+	if _, err := store.PutIfAbsent(t.Context(), "a", Body{[]byte("1")}); err != nil {
+		t.Fatal(err)
+	}
+	_, version, _, err := store.Get(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.OpenFile(filepath.Join(directory, lockName), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := flock(lock); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if outcome, _, err := store.CompareAndSet(t.Context(), "a", &version, []byte("2")); outcome != Unknown || !strings.Contains(fmt.Sprint(err), "no answer within 50ms") {
+			t.Error(outcome, err)
+		}
+	}
+	lock.Close()
+	for outcome := Unknown; outcome != Committed; {
+		if outcome, _, err = store.CompareAndSet(t.Context(), "a", &version, []byte("2")); outcome == Mismatch {
+			t.Fatal("a write took place after its caller had left")
+		}
+	}
 }

@@ -5,11 +5,12 @@ use std::time::Duration;
 use crate::sources;
 use crate::support::group::{Group, SECOND, Way, load, percentile, slow_store};
 use crate::support::{append, send_first};
-use millpond_manifest::ProducerId;
+use millpond_manifest::{Buffer, ProducerId, cas, layout};
 use millpond_producer::{AppendError, Committed, Producer};
 use millpond_storage::unreliable::{Fault, Faults, On};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
+use uuid::Uuid;
 
 #[tokio::test(start_paused = true)]
 async fn a_crowd_that_begins_at_once_settles_on_its_leader() {
@@ -254,6 +255,36 @@ async fn a_producer_goes_on_with_a_restored_manifest_of_a_smaller_number() {
     assert_eq!(group.world.log().await, ["before", "known", "waits", "after"]);
     sleep(SECOND / 100).await;
     assert!(producer.readiness().waiting_for().is_empty());
+}
+
+/// Somebody deleted the buffer and created another one in its place. A producer of the old one must not begin a manifest: the
+/// new one's producers would refuse it for ever.
+#[tokio::test(start_paused = true)]
+async fn a_producer_begins_no_manifest_in_another_buffer() {
+    let mut group = Group::new(0, SECOND, Faults::default()).await;
+    let producer = group.start(1, SECOND, false).await;
+    append(&producer, "before").await.unwrap();
+    let store = group.world.honest.clone();
+    let old = cas::read::<Buffer>(&store, layout::BUFFER)
+        .await
+        .unwrap()
+        .unwrap()
+        .state;
+    store.delete(layout::BUFFER).await.unwrap();
+    store.delete(&layout::manifest(0)).await.unwrap();
+    let new = Buffer::new(Uuid::from_u128(7), 1);
+    cas::create_once(&store, layout::BUFFER, new).await.unwrap();
+    let lost = append(&producer, "lost with the log").await;
+    assert!(matches!(lost, Err(AppendError::OutcomeUnknown(_))), "{lost:?}");
+    let waits = append_aside(&producer, "waits");
+    sleep(120 * SECOND).await;
+    assert_waits(&producer, &["has taken the place of"]);
+    assert!(store.get(&layout::manifest(0)).await.unwrap().is_none());
+    // The old buffer returns.
+    store.delete(layout::BUFFER).await.unwrap();
+    cas::create_once(&store, layout::BUFFER, old).await.unwrap();
+    waits.await.unwrap().unwrap();
+    assert_eq!(group.world.log().await, ["waits"]);
 }
 
 /// A read of an earlier state says nothing about the hours before it.

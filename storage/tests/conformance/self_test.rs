@@ -23,6 +23,8 @@ enum Fault {
     CreatesOnIfMatch,
     /// Reports one winner, and keeps a loser's write.
     KeepsTheRefused,
+    /// A proxy loses each answer and sends the write again: the answer is the one to the second copy.
+    AnswersTheCopy,
     Refuses,
 }
 
@@ -78,6 +80,11 @@ impl ObjectStore for Broken {
                 });
             }
             Fault::KeepsTheRefused => false,
+            Fault::AnswersTheCopy => {
+                let (first, again) = (options.clone(), payload.clone());
+                self.inner.put_opts(location, payload, first).await?;
+                return self.inner.put_opts(location, again, options).await;
+            }
             Fault::ChecksThenActs => true,
             Fault::ChecksThenCreates => !update,
             Fault::IgnoresIfNoneMatch => {
@@ -189,4 +196,12 @@ async fn a_store_that_ignores_a_precondition_is_refused_and_told_which() {
         assert_eq!(found, wanted);
         assert!(found.to_string().contains(named), "{found}");
     }
+}
+
+#[tokio::test]
+async fn a_repeated_write_is_no_verdict() {
+    let inner = InMemory::new();
+    let fault = Fault::AnswersTheCopy;
+    let store = Store::over(Arc::new(Broken { inner, fault }), "b");
+    assert_eq!(store.self_test().await, Ok(()));
 }

@@ -398,7 +398,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.MillpondCommitsFound, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.commits.found",
-		metric.WithDescription("Commits found in the manifest after an unknown outcome [Alpha]"),
+		metric.WithDescription("Commits found in the manifest after an unknown outcome, or made by the leader after a fallback [Alpha]"),
 		metric.WithUnit("{commit}"),
 	)
 	errs = errors.Join(errs, err)
@@ -410,19 +410,19 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.MillpondFallbacks, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.fallbacks",
-		metric.WithDescription("Commits made without the leader, by its reason [Alpha]"),
+		metric.WithDescription("Requests that the leader did not confirm, by reason. It may have committed some of them all the same [Alpha]"),
 		metric.WithUnit("{commit}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondMemoryHeld, err = builder.meter.Int64ObservableGauge(
 		"otelcol_millpond.memory.held",
-		metric.WithDescription("Bytes of uncommitted data that the producer holds [Alpha]"),
+		metric.WithDescription("Bytes of uncommitted data, and of the requests that wait for their commit [Alpha]"),
 		metric.WithUnit("By"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondMemoryLimit, err = builder.meter.Int64ObservableGauge(
 		"otelcol_millpond.memory.limit",
-		metric.WithDescription("Maximum bytes of uncommitted data that the producer may hold [Alpha]"),
+		metric.WithDescription("Maximum of millpond.memory.held [Alpha]"),
 		metric.WithUnit("By"),
 	)
 	errs = errors.Join(errs, err)
@@ -440,7 +440,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.MillpondRefused, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.refused",
-		metric.WithDescription("Messages refused before acceptance: over the memory limit, producer closed or message invalid [Alpha]"),
+		metric.WithDescription("Messages not accepted: over the memory limit, producer closed, message invalid, or its caller left [Alpha]"),
 		metric.WithUnit("{message}"),
 	)
 	errs = errors.Join(errs, err)

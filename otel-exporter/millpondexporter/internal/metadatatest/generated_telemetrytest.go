@@ -119,7 +119,7 @@ func AssertEqualMillpondCommitDuration(t *testing.T, tt *componenttest.Telemetry
 func AssertEqualMillpondCommitsFound(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.commits.found",
-		Description: "Commits found in the manifest after an unknown outcome [Alpha]",
+		Description: "Commits found in the manifest after an unknown outcome, or made by the leader after a fallback [Alpha]",
 		Unit:        "{commit}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -151,7 +151,7 @@ func AssertEqualMillpondExpired(t *testing.T, tt *componenttest.Telemetry, dps [
 func AssertEqualMillpondFallbacks(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.fallbacks",
-		Description: "Commits made without the leader, by its reason [Alpha]",
+		Description: "Requests that the leader did not confirm, by reason. It may have committed some of them all the same [Alpha]",
 		Unit:        "{commit}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -167,7 +167,7 @@ func AssertEqualMillpondFallbacks(t *testing.T, tt *componenttest.Telemetry, dps
 func AssertEqualMillpondMemoryHeld(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.memory.held",
-		Description: "Bytes of uncommitted data that the producer holds [Alpha]",
+		Description: "Bytes of uncommitted data, and of the requests that wait for their commit [Alpha]",
 		Unit:        "By",
 		Data: metricdata.Gauge[int64]{
 			DataPoints: dps,
@@ -181,7 +181,7 @@ func AssertEqualMillpondMemoryHeld(t *testing.T, tt *componenttest.Telemetry, dp
 func AssertEqualMillpondMemoryLimit(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.memory.limit",
-		Description: "Maximum bytes of uncommitted data that the producer may hold [Alpha]",
+		Description: "Maximum of millpond.memory.held [Alpha]",
 		Unit:        "By",
 		Data: metricdata.Gauge[int64]{
 			DataPoints: dps,
@@ -227,7 +227,7 @@ func AssertEqualMillpondRecords(t *testing.T, tt *componenttest.Telemetry, dps [
 func AssertEqualMillpondRefused(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_millpond.refused",
-		Description: "Messages refused before acceptance: over the memory limit, producer closed or message invalid [Alpha]",
+		Description: "Messages not accepted: over the memory limit, producer closed, message invalid, or its caller left [Alpha]",
 		Unit:        "{message}",
 		Data: metricdata.Sum[int64]{
 			Temporality: metricdata.CumulativeTemporality,
