@@ -875,6 +875,13 @@ CATCHERS = {
             "the group must not change",
         )
     ],
+    "refused-before-sealing": [
+        Catcher(
+            "producer/tests/all/scripts.rs",
+            "a_refused_segment_is_found_behind_a_sealed_tail",
+            "drop a@0",
+        )
+    ],
     "endless-tail": [
         Catcher(
             "manifest/tests/all/manifest.rs",
