@@ -907,7 +907,7 @@ CATCHERS = {
         Catcher(
             "producer/tests/all/crowds.rs",
             "a_producer_begins_no_manifest_in_another_buffer",
-            "has taken the place of",
+            "it began a manifest",
         )
     ],
     "repeated-write-condemns": [
