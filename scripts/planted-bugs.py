@@ -884,6 +884,13 @@ CATCHERS = {
             "the group must not change",
         )
     ],
+    "refused-before-sealing": [
+        Catcher(
+            "producer/tests/all/scripts.rs",
+            "a_refused_segment_is_found_behind_a_sealed_tail",
+            "drop a@0",
+        )
+    ],
     "endless-tail": [
         Catcher(
             "manifest/tests/all/manifest.rs",
@@ -909,7 +916,7 @@ CATCHERS = {
         Catcher(
             "producer/tests/all/crowds.rs",
             "a_producer_begins_no_manifest_in_another_buffer",
-            "has taken the place of",
+            "it began a manifest",
         )
     ],
     "repeated-write-condemns": [

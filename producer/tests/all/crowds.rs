@@ -278,8 +278,9 @@ async fn a_producer_begins_no_manifest_in_another_buffer() {
     assert!(matches!(lost, Err(AppendError::OutcomeUnknown(_))), "{lost:?}");
     let waits = append_aside(&producer, "waits");
     sleep(120 * SECOND).await;
+    let begun = store.get(&layout::manifest(0)).await.unwrap();
+    assert!(begun.is_none(), "it began a manifest");
     assert_waits(&producer, &["has taken the place of"]);
-    assert!(store.get(&layout::manifest(0)).await.unwrap().is_none());
     // The old buffer returns.
     store.delete(layout::BUFFER).await.unwrap();
     cas::create_once(&store, layout::BUFFER, old).await.unwrap();

@@ -7,9 +7,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond_manifest::manifest::{PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, STREAMS_MAX, TAIL_MAX};
+use millpond_manifest::manifest::{
+    ENTRIES_MAX, PRODUCER_EXPIRY_MS, PRODUCERS_KEPT, PRODUCERS_MAX, STREAMS_MAX, TAIL_MAX,
+};
 use millpond_manifest::{
-    Claim, Commit, CommitRefusal, Manifest, NewPart, NewSegment, ProducerId, SourcePartition, SourceRow,
+    Claim, Commit, CommitRefusal, Entry, Manifest, NewPart, NewSegment, ProducerId, SourcePartition,
+    SourceRow,
 };
 use millpond_producer::Config;
 use millpond_producer::commit::{
@@ -660,4 +663,35 @@ fn the_scripts_lead_to_what_they_say() {
             assert_eq!(rerun, script, "{}", path.display());
         }
     }
+}
+
+/// The segment that the sealed log refuses is dropped, and no other one, although the unsealed log has no room for those
+/// before it.
+#[test]
+fn a_refused_segment_is_found_behind_a_sealed_tail() {
+    let mut world = World::new(3_072);
+    world.commit_as(OTHER, &["y"]);
+    world.change(|state| {
+        let first = state.tail[0].clone();
+        state.tail = (0..ENTRIES_MAX as u128)
+            .map(|number| Entry {
+                segment: Ulid::from_parts(1, number << 8),
+                ..first.clone()
+            })
+            .collect();
+        state.next_sequence = ENTRIES_MAX as u64;
+    });
+    world.run("upload", &["a", "b:ndjson", "c"]);
+    world.run("next", &[]);
+    world.run("read", &[]);
+    world.run("next", &[]);
+    world.run("swap", &["reported"]);
+    world.run("next", &[]);
+    let page = world.run("next", &[]);
+    assert!(page.ends_with("with sequences 0 to 4095"), "{page}");
+    world.run("store", &["succeeds"]);
+    let dropped = world.run("next", &[]);
+    assert!(dropped.starts_with("drop b@0: "), "{dropped}");
+    let swapped = world.run("next", &[]);
+    assert!(swapped.contains("a@0 c@0 from sequence 4096"), "{swapped}");
 }
