@@ -1305,6 +1305,18 @@ CATCHERS = {
             "left: ",
         )
     ],
+    "stuck-home-accepts": [
+        at_home("a_home_that_cannot_commit_harms_nobody_else", "0 of 60 were refused at once")
+    ],
+    "home-decides-readiness": [
+        at_home("a_home_that_cannot_commit_harms_nobody_else", "shard 2: waiting")
+    ],
+    "each-request-waits": [
+        at_home(
+            "requests_wait_for_a_home_that_does_not_open_only_once",
+            "one after another they waited",
+        )
+    ],
     "home-overtakes": [at_home("a_move_keeps_the_order_of_a_client", "it followed the second")],
     "growth-not-learnt": [
         dividing(

@@ -27,13 +27,12 @@ func (p *Producer) followGrowth(ctx context.Context) {
 			err = growth.see(found, p.resources.environment.below)
 		}
 		if err != nil {
-			p.warn(ctx, "millpond: cannot look for new shards; the producer keeps its shard and looks again", err)
-			continue
+			p.warn(ctx, "millpond: cannot look for new shards; the producer goes on with those that it knows and looks again", err)
 		}
 		if growth.target == nil {
 			continue
 		}
-		if err := p.move(ctx, found, *growth.target); err != nil {
+		if err := p.move(ctx, growth.known, *growth.target); err != nil {
 			p.warn(ctx, "millpond: cannot move to a new shard; the producer keeps its shard and tries again", err)
 			continue
 		}

@@ -51,6 +51,7 @@ pub(crate) struct Metrics {
     pub(crate) leads: Gauge,
     pub(crate) shard: Gauge,
     pub(crate) open: Gauge,
+    pub(crate) home_refused: Counter,
     pub(crate) appended_bytes: Counter,
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
@@ -89,6 +90,7 @@ impl Metrics {
             leads: Gauge::default(),
             shard: Gauge::default(),
             open: Gauge::default(),
+            home_refused: Counter::default(),
             appended_bytes: Counter::default(),
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
@@ -176,6 +178,11 @@ impl Metrics {
             m.leads,
         );
         to.register("open", "Shards that this process has an open producer in", m.open);
+        to.register(
+            "home_refused",
+            "Numbered requests refused because their home shard cannot be used now",
+            m.home_refused,
+        );
         to.register("shard", "Shard that requests without a number go to", m.shard);
         to.register(
             "appended_bytes",

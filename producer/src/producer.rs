@@ -590,6 +590,12 @@ impl Producer {
         self.0.tasks.close();
     }
 
+    /// Why requests have waited for the store this long, if some do.
+    pub(crate) fn is_stuck_for(&self, least: Duration) -> Option<String> {
+        // Without a request, nothing may be there that would end a wait.
+        (self.0.flow.waiting() > 0).then(|| self.0.readiness.long_waits(least))?
+    }
+
     /// Returns true if both are clones of one producer.
     pub(crate) fn is(&self, other: &Producer) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -63,6 +63,7 @@ struct Member {
 
 struct Leaving {
     producer: Producer,
+    since: Instant,
     left: CancellationToken,
 }
 
@@ -235,8 +236,8 @@ impl Producers {
         members.map(|member| member.producer.clone()).collect()
     }
 
-    /// Opens a producer in another shard. `leads`: other processes may find it there.
-    async fn open(&self, shard: u32, leads: bool) -> Result<Producer, StartError> {
+    /// Opens a producer in another shard, which becomes the process's own or a home.
+    async fn open(&self, shard: u32, is_own: bool) -> Result<Producer, StartError> {
         let give_up_at = Instant::now() + self.0.common.config.start_timeout;
         let place = Place {
             buffer: self.state().buffer.clone(),
@@ -246,12 +247,14 @@ impl Producers {
         let part = part(&self.0.readiness, &place, true);
         let peering = self.0.peering.as_ref().map(|peering| {
             let peering = peering();
-            let address = peering.address.filter(|_| leads);
+            // Other processes find a leader at its address.
+            let address = peering.address.filter(|_| is_own);
             Peering { address, ..peering }
         });
         let opened = Producer::open(&self.0.common, place, peering, part.clone(), give_up_at).await;
         match opened {
-            Ok(_) => part.matters(),
+            Ok(_) if is_own => part.matters(),
+            Ok(_) => {}
             Err(_) => part.forget(),
         }
         opened
@@ -262,8 +265,10 @@ impl Producers {
         let (producer, left) = (member.producer.clone(), CancellationToken::new());
         state.leaving.push(Leaving {
             producer: producer.clone(),
+            since: Instant::now(),
             left: left.clone(),
         });
+        producer.readiness().matters_no_more();
         let all = self.clone();
         self.0.tasks.spawn(async move {
             member.users.close();
@@ -282,6 +287,10 @@ impl Producers {
 fn part(process: &Readiness, place: &Place, is_optional: bool) -> Readiness {
     match place.buffer.shards {
         1 => process.clone(),
-        _ => process.part(format_args!("shard {}", place.shard), is_optional),
+        _ => shard_part(process, place.shard, is_optional),
     }
+}
+
+fn shard_part(process: &Readiness, shard: u32, is_optional: bool) -> Readiness {
+    process.part(format_args!("shard {shard}"), is_optional)
 }

@@ -38,6 +38,7 @@ struct Report {
 struct Wait {
     reason: String,
     is_optional: bool,
+    began: Instant,
     logged: Instant,
 }
 
@@ -66,8 +67,20 @@ impl Readiness {
 
     /// From now on, the process is ready only when this part is.
     pub fn matters(&self) {
+        self.is_optional(false);
+    }
+
+    /// From now on, the process is ready without this part.
+    pub fn matters_no_more(&self) {
+        self.is_optional(true);
+        for (what, wait) in &mut self.lock().waits {
+            wait.is_optional |= self.part.is_some() && self.is_own(what);
+        }
+    }
+
+    fn is_optional(&self, is_optional: bool) {
         if let Some(part) = &self.part {
-            part.is_optional.store(false, Relaxed);
+            part.is_optional.store(is_optional, Relaxed);
         }
     }
 
@@ -91,13 +104,14 @@ impl Readiness {
         if report.stopping {
             return vec!["stopping".to_owned()];
         }
-        self.shown(&report).collect()
+        self.shown(&report, Duration::ZERO).collect()
     }
 
     /// Shows the newest reason of a wait, and logs one from time to time.
     pub fn waits(&self, what: &str, reason: impl Display, level: Level) {
         let what = self.key(what);
         let waits = &mut self.lock().waits;
+        let began = waits.get(&what).map_or_else(Instant::now, |wait| wait.began);
         let logged = waits.get(&what).map(|wait| wait.logged);
         let logged = logged
             .filter(|logged| logged.elapsed() < REPEAT)
@@ -113,6 +127,7 @@ impl Readiness {
         let wait = Wait {
             reason,
             is_optional: part.is_some_and(|part| part.is_optional.load(Relaxed)),
+            began,
             logged,
         };
         waits.insert(what, wait);
@@ -134,7 +149,12 @@ impl Readiness {
 
     /// All waits in one sentence, also while the process stops. `None` without a wait.
     pub fn sentence(&self) -> Option<String> {
-        let waits: Vec<_> = self.shown(&self.lock()).collect();
+        self.long_waits(Duration::ZERO)
+    }
+
+    /// The waits that have lasted at least this long, in one sentence. `None` without one.
+    pub fn long_waits(&self, least: Duration) -> Option<String> {
+        let waits: Vec<_> = self.shown(&self.lock(), least).collect();
         (!waits.is_empty()).then(|| waits.join("; "))
     }
 
@@ -153,15 +173,15 @@ impl Readiness {
         self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn shown(&self, report: &Report) -> impl Iterator<Item = String> {
-        let is_shown = |what: &str, wait: &Wait| match &self.part {
+    fn shown(&self, report: &Report, least: Duration) -> impl Iterator<Item = String> {
+        let is_shown = move |what: &str, wait: &Wait| match &self.part {
             Some(_) => self.is_own(what),
             None => !wait.is_optional,
         };
         let own = report
             .waits
             .iter()
-            .filter(move |(what, wait)| is_shown(what, wait));
+            .filter(move |(what, wait)| wait.began.elapsed() >= least && is_shown(what, wait));
         own.map(|(what, wait)| format!("{what}: {}", wait.reason))
     }
 }
@@ -225,6 +245,22 @@ mod tests {
         part.matters();
         part.waits("writing", "a timeout", Level::Warn);
         assert_eq!(process.waiting_for(), ["shard 3: writing: a timeout"]);
+        process.waits("reading", "a timeout", Level::Warn);
+        part.matters_no_more();
+        assert_eq!(process.waiting_for(), ["reading: a timeout"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_has_lasted_since_its_first_reason() {
+        let readiness = Readiness::default();
+        readiness.waits("writing", "a timeout", Level::Warn);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        readiness.waits("writing", "connection refused", Level::Warn);
+        readiness.waits("reading", "a timeout", Level::Warn);
+        let long = || readiness.long_waits(Duration::from_secs(5));
+        assert_eq!(long().as_deref(), Some("writing: connection refused"));
+        readiness.goes_on("writing");
+        assert_eq!(long(), None);
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::time::Duration;
 use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_manifest::{Buffer, LookError, layout};
 use millpond_runtime::Looks;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
+use super::homes::HOME_WAIT;
 use super::{Member, Producers};
 use crate::StartError;
 
@@ -64,7 +65,7 @@ impl Producers {
         let is_known = || shard < self.shards();
         if !is_known() && shard < SHARDS_MAX && self.may_look_now() {
             // The next look that is due reports what is wrong.
-            let _ = self.look().await;
+            let _ = timeout(HOME_WAIT, self.look()).await;
         }
         is_known()
     }

@@ -1,5 +1,8 @@
 //! Numbered requests go to the shard that has their client's row, the *home*, whatever shard the process writes to otherwise. A producer
-//! for a home opens with the first request for it, follows a leader and never leads, and closes after some idle minutes.
+//! for a home opens with the first request for it, follows a leader and never leads, and closes after some idle hours.
+//!
+//! A home that does not open or commit must harm nobody else. The process is ready without it, and its requests are refused instead of
+//! waiting one after another or filling the memory that all producers share.
 //!
 //! Requests of a client may follow each other without waiting for answers, so they stay in order: a home has one producer at a time. If
 //! another one is about to replace it, new requests wait until the old one has committed everything.
@@ -9,41 +12,50 @@ use std::time::Duration;
 
 use millpond_manifest::ClientId;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{InUse, Member, Producers, State};
+use super::{InUse, Member, Producers, State, shard_part};
 use crate::AppendError;
 
-/// A request waits this long for its home. Its client may try again later.
-const HOME_WAIT: Duration = Duration::from_secs(10);
+/// Requests wait this long for a home, from the moment at which it begins to open. Their clients may try again later.
+pub(super) const HOME_WAIT: Duration = Duration::from_secs(10);
 
-/// A producer without requests for this long is closed at the next look.
-const IDLE: Duration = Duration::from_secs(300);
+/// The pause after a home that did not open.
+const REOPEN_PAUSE: Duration = Duration::from_secs(5);
+
+/// A home whose store has failed for this long takes no further requests while it has some.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// A producer without requests for this long is closed at the next look. Each opening leaves a row in the manifest for a day.
+const IDLE: Duration = Duration::from_secs(6 * 3600);
 
 /// The outcome of an opening, once there is one.
 type Opened = Option<Result<(), Arc<str>>>;
 
 /// A shard for numbered requests that is not the process's own.
 pub(super) enum Home {
-    /// Until the producer is registered.
-    Opening(watch::Receiver<Opened>),
+    /// Until the producer is registered. Requests wait until this time.
+    Opening(watch::Receiver<Opened>, Instant),
+    /// It could not be opened, and nobody tries again before this time.
+    Failed(Arc<str>, Instant),
+    /// With the time of its last request.
     Open(Member, Instant),
 }
 
 /// The next step of a request on its way to its home.
 enum Step {
     Use(InUse),
-    /// A producer of the shard is about to be replaced.
-    WaitFor(CancellationToken),
-    Open(watch::Receiver<Opened>),
+    /// A producer of the shard is about to be replaced. It is waited for until this time.
+    WaitFor(CancellationToken, Instant),
+    Open(watch::Receiver<Opened>, Instant),
 }
 
 impl Home {
     pub(super) fn member(&self) -> Option<&Member> {
         match self {
-            Home::Opening(_) => None,
+            Home::Opening(..) | Home::Failed(..) => None,
             Home::Open(member, _) => Some(member),
         }
     }
@@ -53,10 +65,9 @@ impl Producers {
     /// The producer of the shard that has this client's row.
     pub(super) async fn home(&self, client: ClientId) -> Result<InUse, AppendError> {
         let shard = self.state().buffer.home_of(client);
-        let home = timeout(HOME_WAIT, self.producer_of(shard)).await;
-        home.unwrap_or_else(|_| {
-            let reason = "its shard has not opened yet";
-            Err(not_here(shard, reason))
+        let home = self.producer_of(shard).await;
+        home.inspect_err(|_| {
+            self.0.common.metrics.home_refused.inc();
         })
     }
 
@@ -64,12 +75,25 @@ impl Producers {
         loop {
             match self.step(shard)? {
                 Step::Use(producer) => return Ok(producer),
-                Step::WaitFor(left) => left.cancelled().await,
-                Step::Open(mut opened) => match opened.wait_for(Option::is_some).await.as_deref() {
-                    Ok(Some(Err(reason))) => return Err(not_here(shard, reason)),
-                    Ok(_) => {}
-                    Err(_) => return Err(AppendError::Closed),
-                },
+                Step::WaitFor(left, until) => {
+                    let left = timeout_at(until, left.cancelled()).await;
+                    left.map_err(|_| {
+                        let reason = "the producer that writes there until now has not finished";
+                        not_here(shard, reason)
+                    })?;
+                }
+                Step::Open(mut opened, until) => {
+                    let opened = timeout_at(until, opened.wait_for(Option::is_some)).await;
+                    let opened = opened.map_err(|_| {
+                        let reason = shard_part(&self.0.readiness, shard, true).sentence();
+                        not_here(shard, reason.as_deref().unwrap_or("it has not opened yet"))
+                    })?;
+                    match opened.as_deref() {
+                        Ok(Some(Err(reason))) => return Err(not_here(shard, reason)),
+                        Ok(_) => {}
+                        Err(_) => return Err(AppendError::Closed),
+                    }
+                }
             }
         }
     }
@@ -78,29 +102,41 @@ impl Producers {
         let mut state = self.state();
         let mut leaving = state.leaving.iter();
         if let Some(leaving) = leaving.find(|leaving| leaving.producer.shard() == shard) {
-            return Ok(Step::WaitFor(leaving.left.clone()));
+            return Ok(Step::WaitFor(leaving.left.clone(), leaving.since + HOME_WAIT));
         }
+        let now = Instant::now();
+        let is_own = state.own.producer.shard() == shard;
+        let mut until = now + HOME_WAIT;
         match state.homes.get_mut(&shard) {
-            Some(Home::Opening(opened)) => return Ok(Step::Open(opened.clone())),
+            Some(Home::Opening(opened, until)) => return Ok(Step::Open(opened.clone(), *until)),
             Some(Home::Open(member, used_at)) => {
-                *used_at = Instant::now();
+                if let Some(reason) = member.producer.is_stuck_for(STUCK) {
+                    return Err(not_here(shard, &reason));
+                }
+                *used_at = now;
                 return Ok(Step::Use(member.for_request()));
             }
+            Some(Home::Failed(reason, again_at)) if !is_own && now < *again_at => {
+                return Err(not_here(shard, reason));
+            }
+            // Nobody waits for another attempt.
+            Some(Home::Failed(..)) => until = now,
             None => {}
         }
-        if state.own.producer.shard() == shard {
+        if is_own {
             return Ok(Step::Use(state.own.for_request()));
         }
         if self.0.closing.is_cancelled() {
             return Err(AppendError::Closed);
         }
-        Ok(Step::Open(self.begin_opening(&mut state, shard)))
+        let opened = self.begin_opening(&mut state, shard, until);
+        Ok(Step::Open(opened, until))
     }
 
     /// Opens a home in the background: a caller that goes away ends nothing.
-    fn begin_opening(&self, state: &mut State, shard: u32) -> watch::Receiver<Opened> {
+    fn begin_opening(&self, state: &mut State, shard: u32, until: Instant) -> watch::Receiver<Opened> {
         let (told, opened) = watch::channel(None);
-        state.homes.insert(shard, Home::Opening(opened.clone()));
+        state.homes.insert(shard, Home::Opening(opened.clone(), until));
         let all = self.clone();
         self.0.tasks.spawn(async move {
             let producer = tokio::select! {
@@ -117,8 +153,10 @@ impl Producers {
                     warn!(
                         "cannot open shard {shard} for numbered requests: {error}: their clients try again"
                     );
-                    all.state().homes.remove(&shard);
-                    Err(error.to_string().into())
+                    let reason: Arc<str> = error.to_string().into();
+                    let failed = Home::Failed(reason.clone(), Instant::now() + REOPEN_PAUSE);
+                    all.state().homes.insert(shard, failed);
+                    Err(reason)
                 }
             };
             told.send_replace(Some(outcome));

@@ -7,7 +7,8 @@ use millpond_manifest::{Buffer, layout};
 use millpond_producer::{AppendError, ClientId, ClientRefusal, Committed, Config, Numbered, Numbers};
 use millpond_runtime::Environment as _;
 use millpond_storage::unreliable::{On, Outage};
-use tokio::time::sleep;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
 
 use crate::growth::{Process, grow, grow_by, log};
 use crate::support::{Seeded, World, config, until};
@@ -184,7 +185,8 @@ async fn a_home_that_cannot_be_used_fails_its_own_requests_alone() {
         refused.is_retryable() && refused.has_no_side_effects(),
         "{refused}"
     );
-    assert!(refused.to_string().contains("shard 2"), "{refused}");
+    let said = refused.to_string();
+    assert!(said.contains("shard 2, ") && said.contains("damaged"), "{said}");
     assert_eq!(process.producers.readiness().waiting_for(), Vec::<String>::new());
     process.append("no number").await.unwrap();
     process.send(client_of(0), 1).await.unwrap();
@@ -192,6 +194,80 @@ async fn a_home_that_cannot_be_used_fails_its_own_requests_alone() {
     world.honest.delete(&key).await.unwrap();
     until(async || process.send(client_of(2), 1).await.is_ok()).await;
     assert_eq!(log(&world.honest, 2).await, texts(client_of(2), [1]));
+}
+
+/// Kafka's batches come one after another, and none of the others may wait for each of them.
+#[tokio::test(start_paused = true)]
+async fn requests_wait_for_a_home_that_does_not_open_only_once() {
+    let world = World::new();
+    let process = Process::start(&world, in_shard(0), 1).await;
+    let damaged = vec![bytes::Bytes::from_static(b"damaged")];
+    world
+        .honest
+        .put_if_absent(&layout::manifest(2), damaged)
+        .await
+        .unwrap();
+    let began = Instant::now();
+    for number in 1..=100 {
+        assert!(
+            process
+                .send(client_of(2), number)
+                .await
+                .unwrap_err()
+                .is_retryable()
+        );
+    }
+    let waited = began.elapsed();
+    assert!(
+        waited <= Duration::from_secs(11),
+        "one after another they waited {waited:?}"
+    );
+    assert_eq!(process.metric("millpond_producer_home_refused_total"), "100");
+    // The opening has failed meanwhile, and the next one begins.
+    for _ in 0..10 {
+        sleep(Duration::from_secs(20)).await;
+        let began = Instant::now();
+        assert!(process.send(client_of(2), 1).await.unwrap_err().is_retryable());
+        assert_eq!(began.elapsed(), Duration::ZERO);
+    }
+}
+
+/// One shard's manifest is damaged while its home is open. Its requests neither fill the memory nor make the process unready.
+#[tokio::test(start_paused = true)]
+async fn a_home_that_cannot_commit_harms_nobody_else() {
+    let world = World::new();
+    let process = Arc::new(Process::start(&world, in_shard(0), 1).await);
+    process.send(client_of(2), 1).await.unwrap();
+    let key = layout::manifest(2);
+    let good = world.honest.get(&key).await.unwrap().unwrap();
+    let replace = async |bytes| {
+        world.honest.delete(&key).await.unwrap();
+        world.honest.put_if_absent(&key, vec![bytes]).await.unwrap();
+    };
+    replace(bytes::Bytes::from_static(b"damaged")).await;
+    let mut waiting = Vec::new();
+    let mut refused = 0;
+    for second in 0..60 {
+        let sender = Arc::clone(&process);
+        // Each second another client.
+        let client = ClientId([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 3 * second + 2]);
+        waiting.push(tokio::spawn(async move { sender.send(client, 1).await }));
+        sleep(Duration::from_secs(1)).await;
+        refused += usize::from(waiting.last().is_some_and(JoinHandle::is_finished));
+        assert_eq!(process.producers.readiness().waiting_for(), Vec::<String>::new());
+    }
+    assert!(
+        (40..60).contains(&refused),
+        "{refused} of 60 were refused at once"
+    );
+    process.append("no number").await.unwrap();
+    process.send(client_of(1), 1).await.unwrap();
+    replace(good.bytes).await;
+    for request in waiting {
+        let answer = request.await.unwrap();
+        assert!(answer.is_ok() || answer.is_err_and(|error| error.is_retryable()));
+    }
+    assert!(!process.send(client_of(2), 2).await.unwrap().is_repeated);
 }
 
 #[tokio::test(start_paused = true)]
@@ -246,14 +322,10 @@ async fn homes_share_the_memory_of_the_process() {
     world.controls.set_outage(Some(Outage::Fails));
     let refused = process.send(client_of(2), 1).await.unwrap_err();
     assert!(refused.is_retryable(), "{refused}");
-    // The home that is open waits, and says so.
+    // The home that is open waits, and the process is ready without it.
     let waiting = tokio::time::timeout(Duration::from_secs(1), process.send(client_of(1), 3)).await;
     assert!(waiting.is_err());
-    let waits = process.producers.readiness().waiting_for();
-    assert!(
-        waits.len() == 1 && waits[0].starts_with("shard 1: waiting"),
-        "{waits:?}"
-    );
+    assert_eq!(process.producers.readiness().waiting_for(), Vec::<String>::new());
     world.controls.heal();
     process.send(client_of(1), 3).await.unwrap();
     until(async || budget.held() == 0).await;
