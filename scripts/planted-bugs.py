@@ -1486,8 +1486,8 @@ CATCHERS = {
 }
 
 
-# As in `make build`: with the same features, the compiled dependencies serve both. Not --locked: the
-# copy has one more crate than Cargo.lock.
+# As in `make build`: with the same features, the compiled dependencies serve both. Not --locked:
+# the copy has one more crate than Cargo.lock.
 CARGO_TEST = ["cargo", "test", "--workspace"]
 # No crate has tests in its documentation.
 ALL_TESTS = ["--lib", "--bins", "--tests"]

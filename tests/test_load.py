@@ -59,7 +59,7 @@ def test_events_of_every_format_are_acknowledged_and_stored_once(site):
     for load in loads:
         site.add(load)
         report = load.run()
-        assert report["records_acknowledged"] == 1_020 and report["errors"] == {}, report
+        assert (report["records_acknowledged"], report["errors"]) == (1_020, {}), report
         acknowledged += load.acknowledged()
     eventually("the rows", lambda: len(stored()) >= len(acknowledged))
     assert stored() == sorted(acknowledged)
@@ -86,7 +86,7 @@ def test_a_load_shows_a_token(site, form):
     assert report["unacknowledged"] == 0, report
     if form == "json":
         report = site.parsed(site.command(*command, "--token", TOKEN[1:], code=1))
-        assert report["errors"] == {"HTTP 401": 4} and report["unacknowledged"] == 200
+        assert (report["errors"], report["unacknowledged"]) == ({"HTTP 401": 4}, 200)
     stored = _rows(site)
     eventually("the rows", lambda: len(stored()) >= 200)
     assert stored() == [f"{form}-{number:012}" for number in range(200)]
@@ -101,4 +101,4 @@ def test_a_stream_that_cannot_be_is_reported(site):
             code=1,
         )
     )
-    assert report["errors"] == {"HTTP 400": 1} and report["records_acknowledged"] == 0
+    assert (report["errors"], report["records_acknowledged"]) == ({"HTTP 400": 1}, 0)

@@ -186,7 +186,10 @@ async fn a_home_that_cannot_be_used_fails_its_own_requests_alone() {
         "{refused}"
     );
     let said = refused.to_string();
-    assert!(said.contains("shard 2, ") && said.contains("damaged"), "{said}");
+    assert!(
+        said.contains("shard 2, ") && said.contains("it was cut off"),
+        "{said}"
+    );
     assert_eq!(process.producers.readiness().waiting_for(), Vec::<String>::new());
     process.append("no number").await.unwrap();
     process.send(client_of(0), 1).await.unwrap();
