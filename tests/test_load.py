@@ -85,7 +85,7 @@ def test_a_load_shows_a_token(site, form):
     report = site.parsed(site.command(*command, "--token", TOKEN))
     assert report["unacknowledged"] == 0, report
     if form == "json":
-        report = site.parsed(site.command(*command, "--token", TOKEN[1:], code=1))
+        report = site.parsed(site.command(*command, "--token", TOKEN[:-1], code=1))
         assert (report["errors"], report["unacknowledged"]) == ({"HTTP 401": 4}, 200)
     stored = _rows(site)
     eventually("the rows", lambda: len(stored()) >= 200)

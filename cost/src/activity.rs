@@ -314,15 +314,13 @@ impl CursorSwaps {
 }
 
 /// How often a poll with news finds a single segment, which can be planned in advance. Each producer of the shard makes
-/// `each` commits per second with `per_commit` segments.
+/// `each` commits per second with `per_commit` segments: with fewer than two on average, some have one and some have two.
 pub(crate) fn alone(polls: f64, each: f64, sharing: f64, per_commit: f64) -> f64 {
-    if per_commit > 1.0 {
-        return 0.0;
-    }
+    let single = (2.0 - per_commit).clamp(0.0, 1.0);
     let unseen = 1.0 - (each / polls).min(1.0);
     // A producer that commits more often than the poll interval is sometimes found with two commits.
     let once = (2.0 - each / polls).clamp(0.0, 1.0);
-    once * unseen.powf(sharing - 1.0)
+    single * once * unseen.powf(sharing - 1.0)
 }
 
 /// The probability that a time with this `mean`, plus or minus the difference of two draws from `spread`, exceeds
