@@ -52,6 +52,7 @@ pub(crate) struct Metrics {
     pub(crate) shard: Gauge,
     pub(crate) open: Gauge,
     pub(crate) home_refused: Counter,
+    pub(crate) looks: Counter,
     pub(crate) appended_bytes: Counter,
     pub(crate) delegated_bytes: Counter,
     pub(crate) fallbacks: Family<FallbackLabels, Counter>,
@@ -91,6 +92,7 @@ impl Metrics {
             shard: Gauge::default(),
             open: Gauge::default(),
             home_refused: Counter::default(),
+            looks: Counter::default(),
             appended_bytes: Counter::default(),
             delegated_bytes: Counter::default(),
             fallbacks: Family::default(),
@@ -183,6 +185,7 @@ impl Metrics {
             "Numbered requests refused because their home shard cannot be used now",
             m.home_refused,
         );
+        to.register("looks", "Looks for new shards, a GET each", m.looks);
         to.register("shard", "Shard that requests without a number go to", m.shard);
         to.register(
             "appended_bytes",

@@ -84,6 +84,7 @@ impl Producers {
 
     async fn look(&self) -> Result<(), LookError> {
         let mut known = self.0.known.lock().await;
+        self.0.common.metrics.looks.inc();
         let growth = known.look(&self.0.common.store).await?;
         if !growth.is_empty() {
             info!(before = growth.start, now = growth.end, "the buffer has grown");
