@@ -50,8 +50,9 @@ impl Reader {
             return false;
         };
         let Some(named) = of.snapshot else {
-            // What an earlier setting left before this one began has another window, so nobody names it.
-            return name.next >= of.since;
+            // What an earlier setting left before this one began has another window, so nobody names it. A snapshot of this one has
+            // a part from `since` on.
+            return name.next > of.since;
         };
         let of_named = self.snapshots.get(&named);
         name == named || name.next > named.next || of_named.is_none_or(|earlier| earlier.contains(&name))
