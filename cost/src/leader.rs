@@ -161,7 +161,7 @@ mod tests {
         near(commits_at_random(0.1, request), 0.1, 0.01);
         near(commits_at_random(1e6, request), 1.0 / request.put_seconds, 0.01);
         near(commits_of_a_leader(10.0, 1e-6, 0.1, request), 0.1, 0.01);
-        // Far apart, or so many that they come evenly, they are like those at random.
+        // Requests at an interval much longer or much shorter than a PUT are like those at random.
         near(
             commits_of_a_leader(0.01, 1.0, 1.0, request),
             commits_at_random(101.0, request),

@@ -24,7 +24,7 @@ pub enum LookError {
     /// The object cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// There is none.
+    /// The object does not exist.
     #[error("the object {} is gone", layout::BUFFER)]
     Gone,
     /// It has another id.

@@ -76,7 +76,7 @@ func begin(environment *environment, config Config, newPeering func() (*peering,
 	return p, nil
 }
 
-// opening opens the store and the buffer, writes the buffer object if there is none, and chooses a shard.
+// opening opens the store and the buffer, writes the buffer object if it does not exist, and chooses a shard.
 func (r *resources) opening(openStore openStore) findPlace {
 	return func(ctx context.Context, p *pipeline) (found place, err error) {
 		err = p.patiently(ctx, func() (err error) {

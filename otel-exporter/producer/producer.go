@@ -59,7 +59,7 @@ const queue = 64
 type Producer struct {
 	resources *resources
 	current   atomic.Pointer[writer] // into the shard that new messages go to
-	leaving   atomic.Pointer[writer] // into the shard before it, while it commits what it accepted; nil: there is none
+	leaving   atomic.Pointer[writer] // still commits what it accepted before a move; nil after that
 
 	moving   sync.Mutex // held while current is replaced
 	closed   bool

@@ -584,7 +584,7 @@ impl Producer {
             .map_err(|_| DrainError::new(&self.0.budget, patience, &self.0.readiness))
     }
 
-    /// Rejects new messages. What was accepted is still committed, and the lead goes to others.
+    /// Rejects new messages. The producer still commits what it has accepted, and hands the lead to others.
     pub(crate) fn close(&self) {
         self.0.closing.cancel();
         self.0.tasks.close();

@@ -69,7 +69,7 @@ impl Kafka {
         let records = rows.split(|byte| *byte == b'\n').filter(|row| !row.is_empty());
         let sent = records.map(|row| {
             let record = FutureRecord::<(), _>::to(&self.topic).payload(row);
-            // A full queue is waited for: the time of the whole attempt is limited.
+            // Waits while the queue is full. The caller limits the time of the whole attempt.
             self.producer.send(record, None)
         });
         for outcome in join_all(sent).await {

@@ -54,7 +54,7 @@ func Swap(ctx context.Context, store *storage.Store, shard uint32, expected *sto
 	return outcome, &Snapshot{next, version}, nil
 }
 
-// ReadBuffer reads the buffer object. It returns nil if there is none.
+// ReadBuffer reads the buffer object. It returns nil if the object does not exist.
 func ReadBuffer(ctx context.Context, store *storage.Store) (*Buffer, error) {
 	body, _, found, err := store.GetAtMost(ctx, BufferKey, bufferBytesMax)
 	if err != nil || !found {

@@ -121,8 +121,8 @@ func (l *lastingCredentials) HandleFailToRefresh(_ context.Context, last aws.Cre
 	return last, nil
 }
 
-// credentialsError classifies a failure of the credentials' source. Waiting does not help if there is none: the last one
-// in the chain is a machine's metadata service, which most machines do not have.
+// credentialsError classifies a failure to retrieve credentials. A failure of the last source in the chain, a machine's
+// metadata service, is final: most machines have none, and waiting does not help.
 func credentialsError(err error) error {
 	var operation *smithy.OperationError
 	isMetadata := errors.As(err, &operation) && operation.ServiceID == "ec2imds"

@@ -258,7 +258,7 @@ func absence(t *testing.T) (endpoint string) {
 	return server.URL
 }
 
-// A token service that is not up yet is waited for; one that refuses is not.
+// The store waits for a token service that is not up yet, and gives up if the service refuses.
 func TestTheKindOfAFailureToGetCredentials(t *testing.T) {
 	endpoint := absence(t)
 	for _, service := range []struct {

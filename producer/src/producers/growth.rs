@@ -22,7 +22,7 @@ fn shard_after(growth: &Range<u32>, shard: u32, drawn: u32) -> u32 {
     if growth.contains(&drawn) { drawn } else { shard }
 }
 
-/// What a process makes of the growth.
+/// How a process follows the growth.
 struct Course {
     /// The number of shards that it has drawn from.
     drawn_from: u32,

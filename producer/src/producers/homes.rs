@@ -47,7 +47,7 @@ pub(super) enum Home {
 /// The next step of a request on its way to its home.
 enum Step {
     Use(InUse),
-    /// A producer of the shard is about to be replaced. It is waited for until this time.
+    /// Another producer is about to replace that of the shard. Requests wait for the old one until this time.
     WaitFor(CancellationToken, Instant),
     Open(watch::Receiver<Opened>, Instant),
 }
@@ -106,8 +106,7 @@ impl Producers {
         }
         let now = Instant::now();
         let is_own = state.own.producer.shard() == shard;
-        let mut until = now + HOME_WAIT;
-        match state.homes.get_mut(&shard) {
+        let until = match state.homes.get_mut(&shard) {
             Some(Home::Opening(opened, until)) => return Ok(Step::Open(opened.clone(), *until)),
             Some(Home::Open(member, used_at)) => {
                 if let Some(reason) = member.producer.is_stuck_for(STUCK) {
@@ -120,9 +119,9 @@ impl Producers {
                 return Err(not_here(shard, reason));
             }
             // Nobody waits for another attempt.
-            Some(Home::Failed(..)) => until = now,
-            None => {}
-        }
+            Some(Home::Failed(..)) => now,
+            None => now + HOME_WAIT,
+        };
         if is_own {
             return Ok(Step::Use(state.own.for_request()));
         }
