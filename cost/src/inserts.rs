@@ -52,7 +52,7 @@ pub struct Writers {
 impl Writers {
     /// The load of the writers at this rate.
     pub fn of(load: &Load, settings: &Settings) -> Writers {
-        let segments = settings.makers(load) / settings.fill_seconds(load);
+        let segments = settings.makers(load) / settings.interval_seconds(load);
         let inserts = Inserts::of(load.raw_bytes_per_second() / segments, settings);
         // Processes divide the shards; with one shard, one process works.
         let processes = f64::from((1 + settings.standbys).min(settings.shards));

@@ -115,6 +115,7 @@ pub(crate) fn bill(
                 delete("deletions", activity.deletes),
             ],
         ),
+        group("growth", vec![get("looks for new shards", activity.buffer_looks)]),
         group("storage", storage),
     ];
     let traffic = traffic(activity, settings, price, prices, &item, &gib)?;

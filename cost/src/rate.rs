@@ -96,6 +96,8 @@ pub struct Load {
     pub compressed_bytes_per_second: f64,
     /// Raw bytes per stored byte.
     pub ratio: f64,
+    /// Requests per second of all clients, which come regularly, if they are few. `None`: a segment begins as soon as the one before has closed.
+    pub requests_per_second: Option<f64>,
 }
 
 impl Load {
@@ -104,14 +106,21 @@ impl Load {
         Load {
             compressed_bytes_per_second: rate.0,
             ratio,
+            requests_per_second: None,
         }
     }
 
     /// A load given in raw bytes per second.
     pub fn raw(rate: Rate, ratio: f64) -> Load {
+        Load::compressed(Rate(rate.0 / ratio), ratio)
+    }
+
+    /// The load with this number of requests per second.
+    #[must_use]
+    pub fn with_requests(self, per_second: f64) -> Load {
         Load {
-            compressed_bytes_per_second: rate.0 / ratio,
-            ratio,
+            requests_per_second: Some(per_second),
+            ..self
         }
     }
 

@@ -237,6 +237,20 @@ impl Settings {
         }
     }
 
+    /// Time from one segment of a producer to the next. A segment begins with a request, the first one after the last segment has closed.
+    /// A leader's rhythm does not wait for requests.
+    pub(crate) fn interval_seconds(&self, load: &Load) -> f64 {
+        let fill = self.fill_seconds(load);
+        match (self.sharing(load), load.requests_per_second) {
+            (Sharing::Nothing, Some(requests)) => {
+                let between = f64::from(self.producers) / requests;
+                // Tolerate rounding just above a whole number.
+                between * (fill / between - 1e-9).ceil().max(1.0)
+            }
+            (Sharing::Nothing | Sharing::Commits | Sharing::Segments, _) => fill,
+        }
+    }
+
     /// Segments that share a commit: full segments wait for each other until their linger ends, or until they hold
     /// three quarters of their memory.
     pub(crate) fn segments_per_commit(&self, load: &Load, request: RequestLatency) -> f64 {

@@ -112,6 +112,8 @@ pub struct Fleet {
     pub forward_below: Option<u64>,
     /// The faults.
     pub trouble: Trouble,
+    /// The clients of all gateways start within this time, or within that between two of their requests if it is longer.
+    pub start_within: Duration,
     /// The time before the measurement.
     pub warm_up: Duration,
     /// The time of the measurement.
@@ -137,6 +139,7 @@ impl Fleet {
             },
             forward_below: Some(Peering::FORWARD_BELOW),
             trouble: Trouble::Nothing,
+            start_within: Duration::ZERO,
             warm_up: Duration::from_secs(20),
             measured: Duration::from_secs(60),
             seed: 1,
@@ -177,6 +180,7 @@ impl Fleet {
             load: Load::raw(1.25e9, gateways),
             forward_below: Some(Peering::FORWARD_BELOW),
             trouble,
+            start_within: Duration::ZERO,
             warm_up: Duration::from_secs(30),
             measured: Duration::from_secs(120),
             seed: 1,

@@ -101,6 +101,11 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "SIZE", help_heading = "Load")]
     event_bytes: Option<Size>,
 
+    /// Requests per second of all clients, if each producer gets only a few, at regular intervals: a segment begins with a request, so there are
+    /// fewer segments.
+    #[arg(long, value_name = "N", value_parser = requests, allow_hyphen_values = true, help_heading = "Load")]
+    requests: Option<f64>,
+
     /// The load counts bytes before compression. This is the default.
     #[arg(long, help_heading = "Load")]
     raw: bool,
@@ -128,6 +133,13 @@ fn events(text: &str) -> Result<f64, String> {
         })
 }
 
+fn requests(text: &str) -> Result<f64, String> {
+    let requests = text.parse::<f64>().ok();
+    requests
+        .filter(|requests| requests.is_finite() && *requests > 0.0)
+        .ok_or_else(|| "write a number of requests a second, more than 0, such as 20".to_owned())
+}
+
 fn ratio(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>().ok();
     ratio
@@ -140,6 +152,7 @@ impl LoadArgs {
         self.throughput.is_some()
             || self.events.is_some()
             || self.event_bytes.is_some()
+            || self.requests.is_some()
             || self.raw
             || self.compressed
     }
@@ -167,10 +180,14 @@ impl LoadArgs {
             ),
         };
         let ratio = self.ratio.unwrap_or(RATIO);
-        Ok(if self.compressed {
+        let load = if self.compressed {
             Load::compressed(rate, ratio)
         } else {
             Load::raw(rate, ratio)
+        };
+        Ok(Load {
+            requests_per_second: self.requests,
+            ..load
         })
     }
 }
@@ -529,6 +546,9 @@ mod tests {
         );
         let events = load(&["--events", "50000", "--event-bytes", "400B", "--ratio", "10"]);
         assert_eq!(events.compressed_bytes_per_second, 2e6);
+        assert_eq!(events.requests_per_second, None);
+        let few = load(&["--throughput", "54MB/s", "--requests", "2.5"]);
+        assert_eq!(few.requests_per_second, Some(2.5));
     }
 
     #[test]
@@ -572,6 +592,7 @@ mod tests {
         assert!(refused(&["--throughput", "-5GB/day"]).contains("50GB/day"));
         assert!(refused(&["--throughput", "50Gb/day"]).contains("bits or bytes"));
         assert!(with(&["--event-bytes", "1kB"]).contains("goes with --events"));
+        assert!(with(&["--requests", "0"]).contains("requests a second, more than 0"));
         assert!(with(&["--raw", "--compressed"]).contains("give one of them"));
         assert!(with(&["--latency", "2s", "--linger", "1s"]).contains("--latency decides the linger"));
         assert!(with(&["--latency", "2s", "--sweep", "linger=1s"]).contains("--latency decides the linger"));

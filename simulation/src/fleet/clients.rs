@@ -60,7 +60,7 @@ impl Clients {
         let seed = fleet.seed ^ 0xc11e_0000 ^ gateway as u64;
         let mut rng = StdRng::seed_from_u64(seed);
         let interval = Duration::from_secs(1) / fleet.load.requests_per_second;
-        let mut next = Instant::now() + interval.mul_f64(rng.random());
+        let mut next = Instant::now() + fleet.start_within.max(interval).mul_f64(rng.random());
         let mut requests = JoinSet::new();
         while next < self.measured.end {
             sleep_until(next).await;

@@ -79,7 +79,10 @@ fn activity(fleet: &Fleet) -> Activity {
         (fleet.gateways * fleet.load.request_bytes) as f64,
         fleet.forward_below.unwrap_or(0) as f64,
     );
-    let load = Load::compressed(Rate(bytes * f64::from(fleet.load.requests_per_second)), RATIO);
+    let each = f64::from(fleet.load.requests_per_second);
+    #[expect(clippy::cast_precision_loss, reason = "requests per second")]
+    let requests = fleet.gateways as f64 * each;
+    let load = Load::compressed(Rate(bytes * each), RATIO).with_requests(requests);
     let zones = match fleet.layout {
         Layout::AnyShard => fleet.zones,
         // No leader is in another zone.
