@@ -60,6 +60,20 @@ bench-fleet: ## Requests, dollars and latency of up to 1,000 gateways in virtual
 	cargo build --locked -p millpond-simulation --bin fleets
 	exec target/debug/fleets --json bench-results/fleets.json $(BENCH_FLAGS)
 
+.PHONY: bench-leader-death
+bench-leader-death: ## How soon requests succeed after the death of a shard's leader (3 minutes; BENCH_FLAGS="--linger 250ms")
+	@$(call tools,minio python)
+	cargo build --locked --release --bin millpond
+	export MILLPOND_BIN_DIR=$${MILLPOND_BIN_DIR:-$$PWD/target/release}
+	exec "$$MILLPOND_PYTHON" scripts/bench-leader-death.py $(BENCH_FLAGS)
+
+.PHONY: bench-endurance
+bench-endurance: ## Whether the memory of gateway, consumer and exporter grows (1 hour; BENCH_FLAGS="--minutes 60 --rate 2000")
+	@$(call tools,minio libchdb otelcol python)
+	cargo build --locked --release --bin millpond --bin embedded-clickhouse
+	export MILLPOND_BIN_DIR=$${MILLPOND_BIN_DIR:-$$PWD/target/release}
+	exec "$$MILLPOND_PYTHON" scripts/bench-endurance.py $(BENCH_FLAGS)
+
 .PHONY: bench-unique
 bench-unique: ## What deduplication by key costs a consumer (10 minutes; BENCH_FLAGS="--records 20000000 --publishers 12")
 	@$(call tools,libchdb)

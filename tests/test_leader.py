@@ -1,7 +1,10 @@
 """Gateways that commit for each other and for Collectors: one leads, and whatever happens to it,
 every acknowledged record arrives once."""
 
+import re
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +12,7 @@ from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.network import Toxiproxy
 from harness.process import eventually
 from harness.relay import Relay
-from harness.services import Buffer, Gateway, free_port
+from harness.services import REPOSITORY, Buffer, Gateway, free_port
 
 LEADS = "millpond_producer_leads"
 FOR_OTHERS = "millpond_producer_commits_for_others_total"
@@ -338,3 +341,22 @@ def test_a_consumer_that_restarts_watches_again(site):
         eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
     assert [load.wait() for load in loads] == [0]
     _finish(site, loads, consumer)
+
+
+def test_the_benchmark_of_a_leaders_death_measures_one():
+    ran = subprocess.run(
+        [
+            sys.executable,
+            REPOSITORY / "scripts/bench-leader-death.py",
+            *("--kills", "1", "--gateways", "2", "--linger", "100ms"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    times = re.findall(r"^[a-z ]+: p50 (\d+\.\d\d) s, max (\d+\.\d\d) s$", ran.stdout, re.M)
+    assert len(times) == 3, ran.stdout
+    # One death is its own median.
+    assert all(p50 == longest for p50, longest in times), ran.stdout
+    assert "failed requests at the others: 0" in ran.stdout

@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 from harness.services import BIN_DIR, REPOSITORY, tool
 
 
-def run(*command, cwd=None, env=None):
+def run(*command, cwd=None, env=None, codes=(0,)):
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
@@ -19,7 +20,7 @@ def run(*command, cwd=None, env=None):
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode in codes, done.stdout
     return done.stdout
 
 
@@ -30,6 +31,20 @@ def test_bench(tmp_path):
     assert (len(results["cost"]), len(results["latency"])) == (4, 2)
     assert results["memory"]
     assert results["floors"] == [], "a short run judges nothing"
+
+
+def test_bench_levels(tmp_path):
+    run(BIN_DIR / "bench", "--only", "levels", "--short", "--results", tmp_path)
+    [file] = tmp_path.iterdir()
+    levels = json.loads(file.read_text())["levels"]
+    kinds = [(level["clients"], level["share"]) for level in levels]
+    assert kinds == [
+        (clients, share) for clients in ("open", "closed") for share in (0.1, 0.5, 0.9)
+    ]
+    for level in levels:
+        assert 0 < level["row_p50_ms"] <= level["row_p99_ms"]
+        assert [stage["name"] for stage in level["stages"]][0] == "segment open"
+        assert min(stage["mean_ms"] for stage in level["stages"]) > 0
 
 
 def test_bench_gateways(tmp_path):
@@ -64,6 +79,20 @@ def test_bench_telemetry(tmp_path):
     assert nothing["points"]["max"] == 0
     assert min(found["points"]["min"] for found in pushing) > 0
     assert pushing[-1]["spans"]["min"] > 0
+
+
+def test_bench_endurance(tmp_path):
+    results = tmp_path / "results.json"
+    script = REPOSITORY / "scripts/bench-endurance.py"
+    flags = ("--minutes", 0.2, "--rate", 500, "--json", results)
+    # So short a run may end with 1: caches still fill.
+    output = run(sys.executable, script, *flags, codes=(0, 1))
+    found = json.loads(results.read_text())
+    assert found["missing"] == 0, output
+    assert found["records"] > 1_000
+    for memory in found["memory_mib"].values():
+        assert len(memory["quarters"]) == 4
+        assert 1 < max(memory["quarters"]) <= memory["peak"]
 
 
 def test_bench_growth():

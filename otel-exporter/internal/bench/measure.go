@@ -26,6 +26,7 @@ type sample struct {
 	StoredBytes int64   // size of all records on the servers' disks
 	CPUSeconds  float64 // user and system time of the whole process, including garbage collection
 	Seconds     float64
+	PeakMiB     float64 // resident memory of the whole process, with the records that it sends
 }
 
 func (s sample) perMillion() float64 { return s.CPUSeconds / float64(s.Records) * 1e6 }
@@ -69,6 +70,7 @@ func measure(ctx context.Context, candidate candidate, place place, batches []ba
 		AllRecords: sent.records + warmedUp.records,
 		CPUSeconds: cpuSeconds() - cpu,
 		Seconds:    time.Since(started).Seconds(),
+		PeakMiB:    peakMiB(),
 	}
 	if err != nil {
 		return sample{}, err
@@ -126,10 +128,18 @@ func sendAll(send func(batch) error, batches []batch, callers, records int) (sen
 	return sent{int(answered.Load()), int(bytes.Load())}, err
 }
 
-func cpuSeconds() float64 {
+func usage() syscall.Rusage {
 	var used syscall.Rusage
 	// Getrusage fails only for an invalid argument.
 	_ = syscall.Getrusage(syscall.RUSAGE_SELF, &used)
+	return used
+}
+
+// peakMiB reads the peak of resident memory. Linux counts it in KiB.
+func peakMiB() float64 { return float64(usage().Maxrss) / 1024 }
+
+func cpuSeconds() float64 {
+	used := usage()
 	seconds := func(t syscall.Timeval) float64 { return float64(t.Sec) + float64(t.Usec)/1e6 }
 	return seconds(used.Utime) + seconds(used.Stime)
 }
