@@ -33,8 +33,9 @@ def _seed() -> int:
 def test_acknowledged_records_survive_every_fault(own_site):
     """Two gateways and two consumers of one name, with constant garbage collection, while the
     network fails and processes die. Logs, spans and data points go into tables whose deduplication
-    windows change from round to round. On MinIO the gateways commit for each other, and the network
-    between them fails, too. Runs one round of faults, or as many as fit into SOAK_MINUTES.
+    windows change from round to round. On MinIO the gateways commit for each other and for a
+    Collector, and the network to one of them fails, too. Runs one round of faults, or as many as
+    fit into SOAK_MINUTES.
     """
     site = own_site
     dice = random.Random(_seed())
@@ -51,13 +52,17 @@ def test_acknowledged_records_survive_every_fault(own_site):
         site.gateway("--tail-max", 32, *flags, name=f"gateway-{n}")
         for n, flags in zip("ab", peers, strict=True)
     ]
+    producers = [*gateways]
+    if shares:
+        settings = {"peers": {"enabled": True}, "tail_max": 32}
+        producers.append(site.millpond_collector("otelcol-c", **settings))
     # Grace and lease long enough for progress on a slow machine: otherwise gateways would upload
     # again and again, and consumers would take the cursor from one another.
     flags = ("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "15s")
     consumers = [site.consumer(*flags, "--instance", n, name=f"consumer-{n}") for n in "ab"]
     faults = Faults(
         dice,
-        [*gateways, *consumers],
+        [*producers, *consumers],
         [site.store, site.clickhouse],
         [store, clickhouse, *to_a],
     )
@@ -67,12 +72,12 @@ def test_acknowledged_records_survive_every_fault(own_site):
     for number in itertools.count():
         loads = [
             site.load(
-                gateway,
-                *("--rate", 300, "--retry-for", "0s", "--run", f"{number}{gateway.name[-1]}"),
+                producer,
+                *("--rate", 300, "--retry-for", "0s", "--run", f"{number}{producer.name[-1]}"),
                 records=1_000_000_000,
-                name=f"load-{number}-{gateway.name}",
+                name=f"load-{number}-{producer.name}",
             )
-            for gateway in gateways
+            for producer in producers
         ]
         for load in loads:
             load.start()
@@ -88,7 +93,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
         faults.until_all_are_ready()
         acknowledged = [name for load in loads for name in load.acknowledged()]
         assert len(acknowledged) > 1_000, "too few acknowledged records for a meaningful test"
-        runs = [f"{number}{n}" for n in "ab"]
+        runs = [f"{number}{producer.name[-1]}" for producer in producers]
         wait_for_all(acknowledged, site.clickhouse, site.database, *consumers, runs=runs)
         _wait_for_others(site, others, consumers)
         compared += len(acknowledged)
@@ -102,7 +107,8 @@ def test_acknowledged_records_survive_every_fault(own_site):
             break
         assert_exactly_once(acknowledged, site.clickhouse, site.database, runs=runs)
 
-    assert [process.terminate() for process in (*gateways, *consumers)] == [0] * 4
+    ended = [process.terminate() for process in (*producers, *consumers)]
+    assert ended == [0] * len(ended)
     # Nothing can arrive anymore: check the last round, and that no row of any round occurs twice.
     assert_exactly_once(acknowledged, site.clickhouse, site.database, runs=runs)
     assert_no_row_twice(site.clickhouse, site.database)
