@@ -35,6 +35,14 @@ impl Scrape {
         Ok(Scrape(all))
     }
 
+    /// Both readings, whose samples add up.
+    #[must_use]
+    pub fn and(mut self, other: Scrape) -> Scrape {
+        self.0.push('\n');
+        self.0.push_str(&other.0);
+        self
+    }
+
     /// The samples of a metric: labels as text, and values.
     fn samples<'a>(&'a self, metric: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.lines().filter_map(move |line| {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::clickhouse;
 use crate::floor::{self, Floor};
 use crate::report::Spread;
-use crate::stack::{self, Settings, Stack};
+use crate::stack::{self, Peaks, Settings, Stack};
 use millpond_load::process::{Process, ended_cpu_seconds};
 
 /// Time limit of the load. It allows 20,000 records per second for the default number, far below any machine's
@@ -41,6 +41,9 @@ pub(crate) struct Cost {
     /// The engine, until its merges are done.
     pub(crate) engine_merged: Spread,
     pub(crate) load: Spread,
+    /// Peak memory.
+    pub(crate) gateway_mib: Spread,
+    pub(crate) consumer_mib: Spread,
 }
 
 /// One repeat. Times are CPU-seconds per million records.
@@ -50,6 +53,7 @@ pub(crate) struct Run {
     floor: Floor,
     pub(crate) gateway: f64,
     pub(crate) consumer: f64,
+    pub(crate) memory: Peaks,
     /// The spans and the metric points that they told of themselves.
     pub(crate) told: [f64; 2],
     engine: f64,
@@ -143,6 +147,7 @@ pub(crate) async fn run(bodies: Option<&Path>, records: u64, settings: Settings)
         engine: per_million(after[2], before[2]),
         engine_merged: per_million(merged, before[2]),
         load,
+        memory: stack.peak_memory()?,
         told: stack.stop().await?,
     })
 }
@@ -176,5 +181,7 @@ fn summary(indexes: &'static str, records: u64, runs: &[Run]) -> Cost {
         engine: spread(&|run| run.engine),
         engine_merged: spread(&|run| run.engine_merged),
         load: spread(&|run| run.load),
+        gateway_mib: spread(&|run| run.memory.gateway_mib),
+        consumer_mib: spread(&|run| run.memory.consumer_mib),
     }
 }

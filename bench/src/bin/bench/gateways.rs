@@ -10,7 +10,8 @@ use serde::Serialize;
 use crate::Flags;
 use crate::clickhouse;
 use crate::latency::LINGERS;
-use crate::stack::{self, Settings, Stack};
+use crate::stack::{self, Peaks, Settings, Stack};
+use millpond_cost::{Activity, Rate, RequestLatency};
 use millpond_load::metrics::{Requests, Scrape};
 
 const NUMBERS: [usize; 4] = [1, 4, 16, 48];
@@ -42,6 +43,8 @@ pub(crate) struct Gateways {
     pub(crate) gateways: usize,
     pub(crate) linger: &'static str,
     pub(crate) load: Load,
+    /// Whether the gateways commit for each other.
+    pub(crate) shared_commits: bool,
     pub(crate) seconds: f64,
     pub(crate) records_per_second: f64,
     /// From sending a request to its acknowledgement.
@@ -56,8 +59,11 @@ pub(crate) struct Gateways {
     pub(crate) consumer: Requests,
     /// Requests of all processes.
     pub(crate) usd_per_month: f64,
+    /// The requests of all processes by the cost model.
+    pub(crate) expected: Requests,
     /// Swaps of the manifest per swap that the store confirmed.
     pub(crate) attempts_per_commit: f64,
+    pub(crate) memory: Peaks,
     /// Requests that a gateway refused and the load sent again.
     pub(crate) retries: u64,
 }
@@ -123,6 +129,8 @@ async fn run(
             .per_second(before[of].requests(), sent.seconds)
     };
     let (gateway, consumer) = (requests(0), requests(1));
+    let bytes = |scrape: &Scrape| scrape.sum("millpond_store_bytes_total", "direction=\"written\"");
+    let written = bytes(&after[0]) - bytes(&before[0]);
     let attempts = |outcome| {
         let total = |scrape: &Scrape| scrape.sum("millpond_producer_commit_attempts_total", outcome);
         total(&after[0]) - total(&before[0])
@@ -131,6 +139,7 @@ async fn run(
         gateways,
         linger,
         load,
+        shared_commits: stack.shared_commits,
         seconds: sent.seconds,
         records_per_second: sent.records_acknowledged as f64 / sent.seconds,
         request_p50_ms: sent.latency_ms.p50,
@@ -141,7 +150,9 @@ async fn run(
         gateway,
         consumer,
         usd_per_month: gateway.plus(consumer).usd_per_month(),
+        expected: expected(stack, linger, load, written / sent.seconds)?,
         attempts_per_commit: attempts("outcome=") / attempts("outcome=\"committed\""),
+        memory: stack.peak_memory()?,
         retries: sent.retries,
     })
 }
@@ -167,6 +178,30 @@ fn flags(duration: Duration, gateways: usize, load: Load) -> Vec<String> {
         .collect()
 }
 
+/// The requests of all processes per second by the cost model, for a load of this many stored bytes per second.
+fn expected(stack: &Stack, linger: &str, load: Load, bytes: f64) -> anyhow::Result<Requests> {
+    let gateways = stack.gateways.len();
+    let settings = millpond_cost::Settings {
+        linger_seconds: humantime::parse_duration(linger)?.as_secs_f64(),
+        producers: u32::try_from(gateways)?,
+        peers: stack.shared_commits,
+        ..millpond_cost::Settings::default()
+    };
+    // The ratio has no influence: the segments stay below their raw size.
+    let stored = millpond_cost::Load::compressed(Rate(bytes), 1.0);
+    let stored = match load {
+        Load::Light => stored.with_requests((LIGHT_REQUESTS * gateways as u64) as f64),
+        Load::Full => stored,
+    };
+    let expected = Activity::of(&stored, &settings, RequestLatency::default()).per_second();
+    Ok(Requests {
+        put: expected.put,
+        get: expected.get,
+        list: expected.list,
+        delete: expected.delete,
+    })
+}
+
 /// Reads the metrics of all gateways and of the consumer.
 async fn scrape(stack: &Stack) -> anyhow::Result<[Scrape; 2]> {
     Ok([stack.gateway_metrics().await?, stack.consumer_metrics().await?])
@@ -180,7 +215,7 @@ impl fmt::Display for Gateways {
         };
         write!(
             f,
-            "gateways {:>2}, linger {:<5} {load:<5} {:>6.0} records/s, requests p50 {:.0} ms, p99 {:.0}, max {:.0}; rows p50 {:.0}, p99 {:.0}; {:.2} PUT/s, {:.2} GET/s, ${:.0} a month; {:.2} attempts per commit",
+            "gateways {:>2}, linger {:<5} {load:<5} {:>6.0} records/s, requests p50 {:.0} ms, p99 {:.0}, max {:.0}; rows p50 {:.0}, p99 {:.0}; {:.2} PUT/s, {:.2} GET/s, ${:.0} a month (the model's: {:.2}, {:.2}, ${:.0}); {:.2} attempts per commit; {}",
             self.gateways,
             self.linger,
             self.records_per_second,
@@ -192,7 +227,11 @@ impl fmt::Display for Gateways {
             self.gateway.put + self.consumer.put,
             self.gateway.get + self.consumer.get,
             self.usd_per_month,
-            self.attempts_per_commit
+            self.expected.put,
+            self.expected.get,
+            self.expected.usd_per_month(),
+            self.attempts_per_commit,
+            self.memory
         )
     }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::clickhouse;
-use crate::stack::{self, Settings, Stack};
+use crate::stack::{self, Peaks, Settings, Stack};
 use millpond_load::metrics::{Requests, Scrape};
 
 const RATE: u64 = 20_000;
@@ -61,6 +61,7 @@ pub(crate) struct Latency {
     pub(crate) consumer: Requests,
     /// Requests of both processes.
     pub(crate) usd_per_month: f64,
+    pub(crate) memory: Peaks,
 }
 
 pub(crate) async fn measure(bodies: Option<&Path>, measured: Duration) -> anyhow::Result<Vec<Latency>> {
@@ -95,6 +96,7 @@ async fn run(
     let sent = stack::sent(load, LOAD_PATIENCE).await?;
     stack.delivered(sent.records_acknowledged).await?;
     clickhouse::check_exact(stack.clickhouse, sent.records_acknowledged).await?;
+    let memory = stack.peak_memory()?;
     stack.stop().await?;
 
     let histogram = |scrapes: &[Scrape; 2]| scrapes[1].histogram("millpond_consumer_latency_seconds");
@@ -113,6 +115,7 @@ async fn run(
         gateway,
         consumer,
         usd_per_month: gateway.plus(consumer).usd_per_month(),
+        memory,
     })
 }
 

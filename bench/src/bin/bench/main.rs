@@ -8,6 +8,7 @@ mod cost;
 mod floor;
 mod gateways;
 mod latency;
+mod levels;
 mod memory;
 mod report;
 mod stack;
@@ -72,6 +73,8 @@ enum Part {
     Cost,
     /// Latency and requests at a steady rate over a store with S3's latency.
     Latency,
+    /// Latency at 10 %, 50 % and 90 % of the machine's capacity, by stage. Takes 5 minutes.
+    Levels,
     /// Peak memory while ClickHouse is stopped.
     Memory,
     /// Request latency, row latency and requests to the store with 1 to 48 gateways. Takes 15 minutes.
@@ -117,6 +120,9 @@ async fn run(flags: Flags) -> anyhow::Result<bool> {
     }
     if wanted(Part::Latency) {
         results.latency = latency::measure(bodies, measured).await?;
+    }
+    if wanted(Part::Levels) {
+        results.levels = levels::measure(bodies, measured).await?;
     }
     if wanted(Part::Memory) {
         results.memory = Some(memory::measure(bodies, stall).await?);

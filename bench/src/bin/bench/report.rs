@@ -12,6 +12,7 @@ use crate::backlog::{Backlog, Segments};
 use crate::cost::Cost;
 use crate::gateways::{Gateways, Load};
 use crate::latency::Latency;
+use crate::levels::Level;
 use crate::memory::Memory;
 use crate::telemetry::Telemetry;
 
@@ -23,6 +24,9 @@ const CONSUMER_RECORDS_PER_CORE_SECOND_MIN: f64 = 250_000.0;
 const MEMORY_OVER_LIMIT_MAX: f64 = 1.25;
 /// With so many gateways, linger and a light load: maximum p99 of a request in milliseconds, and dollars per month.
 const GATEWAYS: [(usize, &str, f64, f64); 2] = [(48, "1s", 2_000.0, 60.0), (16, "250ms", 900.0, 150.0)];
+
+/// Maximum relative difference from the cost model under a light load.
+const MODEL_OFF_MAX: f64 = 0.1;
 
 /// A result of several repeats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -71,6 +75,7 @@ pub(crate) struct Results {
     processor: String,
     pub(crate) cost: Vec<Cost>,
     pub(crate) latency: Vec<Latency>,
+    pub(crate) levels: Vec<Level>,
     pub(crate) memory: Option<Memory>,
     pub(crate) gateways: Vec<Gateways>,
     pub(crate) backlog: Vec<Backlog>,
@@ -89,6 +94,7 @@ impl Results {
             processor: model.map_or_else(String::new, |(_, model)| model.to_owned()),
             cost: Vec::new(),
             latency: Vec::new(),
+            levels: Vec::new(),
             memory: None,
             gateways: Vec::new(),
             backlog: Vec::new(),
@@ -154,6 +160,25 @@ impl Results {
             ));
             floors.push(at_most(what("dollars per month"), found.usd_per_month, usd));
         }
+        let shared = self.gateways.iter().filter(|found| found.shared_commits);
+        for found in shared.filter(|found| found.load == Load::Light) {
+            let off = |found: f64, expected: f64| (found / expected - 1.0).abs();
+            let what = |figure| {
+                let Gateways { gateways, linger, .. } = found;
+                format!("{gateways} gateways, linger {linger}: {figure} beside the cost model's, relative")
+            };
+            let puts = found.gateway.put + found.consumer.put;
+            floors.push(at_most(
+                what("PUTs"),
+                off(puts, found.expected.put),
+                MODEL_OFF_MAX,
+            ));
+            floors.push(at_most(
+                what("dollars"),
+                off(found.usd_per_month, found.expected.usd_per_month()),
+                MODEL_OFF_MAX,
+            ));
+        }
         self.floors = floors;
     }
 
@@ -176,6 +201,9 @@ impl fmt::Display for Results {
         writeln!(f, "{}: {} cores, {}", self.at, self.cores, self.processor)?;
         self.show_cost(f)?;
         self.show_latency(f)?;
+        for level in &self.levels {
+            write!(f, "\n{level}")?;
+        }
         self.show_memory(f)?;
         for gateways in &self.gateways {
             write!(f, "\n{gateways}")?;
@@ -211,7 +239,7 @@ impl Results {
             write!(f, "{:<28}", cost.indexes)?;
         }
         type Figure = fn(&Cost) -> Spread;
-        let rows: [(&str, Figure); 10] = [
+        let rows: [(&str, Figure); 12] = [
             ("zstd-1 alone, the same bytes", |cost| cost.zstd1),
             ("gateway", |cost| cost.gateway),
             ("gateway over zstd-1", |cost| cost.gateway_over_zstd1),
@@ -224,6 +252,8 @@ impl Results {
             ("engine, merges done", |cost| cost.engine_merged),
             ("load generator", |cost| cost.load),
             ("records/s end to end", |cost| cost.records_per_second),
+            ("gateway's peak memory, MiB", |cost| cost.gateway_mib),
+            ("consumer's peak memory, MiB", |cost| cost.consumer_mib),
         ];
         for (name, figure) in rows {
             write!(f, "\n{name:<34}")?;
@@ -259,8 +289,8 @@ impl Results {
             }
             writeln!(
                 f,
-                "  both      ${:.2} per month for requests, us-east-1",
-                latency.usd_per_month
+                "  both      ${:.2} per month for requests, us-east-1; {}",
+                latency.usd_per_month, latency.memory
             )?;
         }
         Ok(())
@@ -309,14 +339,26 @@ impl Results {
             "\ntelemetry of Millpond itself, {} records: CPU-seconds per million, median (min..max)",
             first.records
         )?;
-        let columns = ["gateway", "consumer", "both, relative", "spans", "points"];
+        let columns = [
+            "gateway",
+            "consumer",
+            "both, relative",
+            "spans",
+            "points",
+            "gateway's MiB",
+            "consumer's MiB",
+        ];
         write!(f, "{:<26}", "pushed")?;
         for column in columns {
             write!(f, "{column:<26}")?;
         }
         for row in &self.telemetry {
             write!(f, "\n{:<26}", row.pushed)?;
-            for figure in [row.gateway, row.consumer, row.relative, row.spans, row.points] {
+            let memory = [row.gateway_mib, row.consumer_mib];
+            for figure in [row.gateway, row.consumer, row.relative, row.spans, row.points]
+                .into_iter()
+                .chain(memory)
+            {
                 write!(f, "{figure:<26}")?;
             }
         }

@@ -1,12 +1,13 @@
 //! Gateways, consumer, ClickHouse and the load as processes on free ports, in a temporary directory.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::{Instant, sleep};
@@ -72,12 +73,32 @@ impl Settings {
     }
 }
 
+/// Peak resident memory (VmHWM).
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Peaks {
+    /// Of the gateway with the most.
+    pub(crate) gateway_mib: f64,
+    pub(crate) consumer_mib: f64,
+}
+
+impl fmt::Display for Peaks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Peaks {
+            gateway_mib,
+            consumer_mib,
+        } = self;
+        write!(f, "peak memory {gateway_mib:.0} and {consumer_mib:.0} MiB")
+    }
+}
+
 /// The running processes. Dropping this kills them.
 pub(crate) struct Stack {
     pub(crate) gateways: Vec<Gateway>,
     pub(crate) consumer: Process,
     pub(crate) engine: Process,
     pub(crate) clickhouse: SocketAddr,
+    /// Whether the gateways commit for each other.
+    pub(crate) shared_commits: bool,
     consumer_admin: SocketAddr,
     /// Takes the telemetry of the others into a buffer that nobody reads.
     receiver: Option<Gateway>,
@@ -167,6 +188,7 @@ impl Stack {
             consumer,
             engine,
             clickhouse,
+            shared_commits: settings.shared_commits,
             consumer_admin,
             receiver,
             directory,
@@ -210,6 +232,17 @@ impl Stack {
 
     pub(crate) async fn consumer_metrics(&self) -> anyhow::Result<Scrape> {
         Scrape::of(self.consumer_admin).await
+    }
+
+    /// The peak memory so far, of the gateway with the most and of the consumer.
+    pub(crate) fn peak_memory(&self) -> anyhow::Result<Peaks> {
+        let gateways = self.gateways.iter().map(|gateway| gateway.process.peak_memory());
+        let gateways = gateways.collect::<anyhow::Result<Vec<u64>>>()?;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        Ok(Peaks {
+            gateway_mib: mib(gateways.into_iter().max().unwrap_or(0)),
+            consumer_mib: mib(self.consumer.peak_memory()?),
+        })
     }
 
     /// The buffer's folder.

@@ -22,6 +22,9 @@ pub(crate) struct Telemetry {
     /// Spans and metric points of a run.
     pub(crate) spans: Spread,
     pub(crate) points: Spread,
+    /// Peak memory.
+    pub(crate) gateway_mib: Spread,
+    pub(crate) consumer_mib: Spread,
 }
 
 const PUSHED: [(&str, Option<&str>); 4] = [
@@ -72,6 +75,8 @@ pub(crate) async fn measure(
                 relative: Spread::of(pairs.map(|(run, without)| both(run) / both(without)).collect()),
                 spans: spread(&|run| run.told[0]),
                 points: spread(&|run| run.told[1]),
+                gateway_mib: spread(&|run| run.memory.gateway_mib),
+                consumer_mib: spread(&|run| run.memory.consumer_mib),
             }
         })
         .collect())
