@@ -315,6 +315,10 @@ impl ConsumeArgs {
                 Some(file) => unique::read(file, has_table)?,
                 None => UniqueSettings::new(),
             },
+            unique_file: match &self.unique {
+                Some(file) => file.display().to_string(),
+                None => "FILE".to_owned(),
+            },
             unique_memory: self.unique_memory.0,
             ..millpond_consumer::Config::default()
         })
