@@ -5,6 +5,7 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPException
 
 from harness.events import OWN_COLUMNS
 from harness.otlp_http import post
@@ -246,7 +247,7 @@ class _Requests:
                     return
                 failure = f"{status} {answer!r}"
                 assert status in (429, 503), failure
-            except OSError as error:
+            except (OSError, HTTPException) as error:
                 failure = repr(error)
             assert time.monotonic() < deadline, failure
             time.sleep(0.2)

@@ -138,9 +138,8 @@ impl<'a> Session<'a> {
             let length = frame.len();
             let request = Request::read(frame).map_err(|error| Refused::NotKafka(error.to_string()))?;
             self.service.metrics().kafka_request(request.header.api.name());
-            let answer = self
-                .handle(request, &mut sender, length, (held, &mut order))
-                .await?;
+            let handled = self.handle(request, &mut sender, length, (held, &mut order));
+            let answer = handled.await?;
             let is_last = matches!(answer, Answer::Last(_));
             if answers.send(answer).await.is_err() || is_last {
                 return Ok(());
