@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 pub(crate) enum BufferCommand {
     /// Add shards to a live buffer. Nothing stops meanwhile, and consumers miss no record of the new shards. Running consumers notice
     /// within about a minute, and so do gateways and Collectors without a configured shard: some of them move to the new shards. Numbered
-    /// requests stay in the shards that the buffer had before its first growth. A buffer cannot shrink. After an interruption, run the same
-    /// command again.
+    /// requests stay in the shards that the buffer had before its first growth. Refused while a consumer with --unique reads a stream that is
+    /// not routed (`millpond buffer route`). A buffer cannot shrink. After an interruption, run the same command again.
     Shards {
         /// The new number of shards.
         #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX)))]

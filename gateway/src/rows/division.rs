@@ -317,7 +317,8 @@ mod tests {
             for ((shard, part), (expected_in, rows)) in found.into_iter().zip(expected) {
                 prop_assert_eq!(shard, expected_in);
                 prop_assert_eq!(part.records, rows.len() as u64);
-                prop_assert_eq!(&part.payload, rows.join("\n").as_bytes());
+                let expected = rows.join("\n");
+                prop_assert_eq!(&*part.payload, expected.as_bytes());
                 bytes += part.payload.len();
             }
             prop_assert!(bytes <= body.len());
