@@ -6,7 +6,7 @@ use crate::unique;
 use crate::units::count;
 use millpond_manifest::buffer::SHARDS_MAX;
 use millpond_operate::growth::{Grown, grow};
-use millpond_operate::routes::{RoutedStream, route, unroute};
+use millpond_operate::routes::{RoutedStream, route, routes, unroute};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -32,11 +32,11 @@ pub(crate) enum BufferCommand {
     /// gateways notice within about a minute. The buffer object gets format version 2, which older programs refuse: upgrade all of them
     /// first. The same command may run again; it never changes the key or the shards of a stream that is routed already.
     Route {
-        /// The file of `millpond consume --unique`: its streams and their keys.
+        /// The file of `millpond consume --unique`: its streams and their keys. Without it, the command only prints the routes.
         #[arg(long, env = "MILLPOND_UNIQUE", value_name = "FILE")]
-        unique: PathBuf,
+        unique: Option<PathBuf>,
         /// Use only the first N shards for these rows. Each gateway commits to all of them. Default: all shards that the buffer has now.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX)))]
+        #[arg(long, value_name = "N", requires = "unique", value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX)))]
         shards: Option<u32>,
         /// Print one JSON object.
         #[arg(long)]
@@ -68,7 +68,7 @@ impl BufferCommand {
                 shards,
                 json,
                 store,
-            } => declare(&store, &unique, shards, json).await,
+            } => declare(&store, unique.as_deref(), shards, json).await,
             BufferCommand::Unroute { streams, json, store } => end(&store, &streams, json).await,
         }
     }
@@ -98,12 +98,23 @@ async fn add_shards(store: &StoreArgs, shards: u32, json: bool) -> anyhow::Resul
     )
 }
 
-async fn declare(store: &StoreArgs, file: &Path, shards: Option<u32>, json: bool) -> anyhow::Result<()> {
-    let keys = unique::keys(file)?;
+async fn declare(
+    store: &StoreArgs,
+    file: Option<&Path>,
+    shards: Option<u32>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let keys = file.map(unique::keys).transpose()?;
     let store = store.open(false).await?;
-    let routed = route(&store, &keys, shards).await?;
+    let routed = match &keys {
+        Some(keys) => route(&store, keys, shards).await?,
+        None => routes(&store).await?,
+    };
     if json {
         return say!("{}", json!({ "routed": routed }));
+    }
+    if routed.is_empty() {
+        return say!("no stream is routed by key");
     }
     for RoutedStream {
         stream,
@@ -112,7 +123,11 @@ async fn declare(store: &StoreArgs, file: &Path, shards: Option<u32>, json: bool
         is_new,
     } in &routed
     {
-        let already = if *is_new { "" } else { ", as before" };
+        let already = if *is_new || keys.is_none() {
+            ""
+        } else {
+            ", as before"
+        };
         let to = match shards {
             1 => "shard 0".to_owned(),
             _ => format!("shards 0 to {}", shards - 1),

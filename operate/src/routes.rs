@@ -22,6 +22,21 @@ pub struct RoutedStream {
     pub is_new: bool,
 }
 
+/// The streams that the buffer routes.
+///
+/// # Errors
+/// There is no buffer, or the store fails.
+pub async fn routes(store: &Store) -> anyhow::Result<Vec<RoutedStream>> {
+    let routed = read(store).await?.state.routed.into_iter();
+    let routed = routed.map(|(stream, route)| RoutedStream {
+        stream: stream.to_string(),
+        key: route.key.clone(),
+        shards: route.shards,
+        is_new: false,
+    });
+    Ok(routed.collect())
+}
+
 /// Routes streams by these keys. `shards`: over this number of shards instead of all. A stream that is routed already keeps its number.
 ///
 /// # Errors
@@ -132,7 +147,9 @@ mod tests {
     #[tokio::test]
     async fn a_route_is_declared_once_and_stays_when_the_buffer_grows() {
         let store = store(2).await;
+        assert_eq!(routes(&store).await.unwrap(), []);
         assert_eq!(route(&store, &order(), None).await.unwrap(), routed(2, true));
+        assert_eq!(routes(&store).await.unwrap(), routed(2, false));
         let version = read(&store).await.unwrap().state.stamp;
         assert_eq!(route(&store, &order(), None).await.unwrap(), routed(2, false));
         assert_eq!(
