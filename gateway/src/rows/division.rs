@@ -217,9 +217,9 @@ mod tests {
 
     #[test]
     fn rows_with_one_key_go_together_and_the_others_to_the_shard_of_the_request() {
-        // The keys of 1 and 2 are in different shards of two.
-        assert_ne!(shard_of(r#"{"id":1}"#, 2), shard_of(r#"{"id":2}"#, 2));
-        let body = r#"[{"id":1,"n":1},{"id":2},{"n":3},{"id":1,"n":4},{"id":null}]"#;
+        // The keys of 1 and 4 are in different shards of two.
+        assert_ne!(shard_of(r#"{"id":1}"#, 2), shard_of(r#"{"id":4}"#, 2));
+        let body = r#"[{"id":1,"n":1},{"id":4},{"n":3},{"id":1,"n":4},{"id":null}]"#;
         let parts = divided(body, 2, 7, false);
         let one = shard_of(r#"{"id":1}"#, 2).unwrap();
         let (of_one, of_two) = match one {
@@ -227,7 +227,7 @@ mod tests {
             _ => (&parts.keyed[1], &parts.keyed[0]),
         };
         assert_eq!(texts(of_one), (one, "{\"id\":1,\"n\":1}\n{\"id\":1,\"n\":4}", 2));
-        assert_eq!(texts(of_two), (1 - one, r#"{"id":2}"#, 1));
+        assert_eq!(texts(of_two), (1 - one, r#"{"id":4}"#, 1));
         assert_eq!(
             texts(parts.rest.as_ref().unwrap()),
             (7, "{\"n\":3}\n{\"id\":null}", 2)
@@ -236,12 +236,12 @@ mod tests {
 
     #[test]
     fn rows_that_belong_to_the_shard_of_the_rest_go_with_it_in_their_order() {
-        let body = "{\"id\":1}\n{\"n\":2}\n{\"id\":2}\n{\"id\":1}";
+        let body = "{\"id\":1}\n{\"n\":2}\n{\"id\":4}\n{\"id\":1}";
         let one = shard_of(r#"{"id":1}"#, 2).unwrap();
         let parts = divided(body, 2, one, false);
         assert_eq!(
             parts.keyed.iter().map(texts).collect::<Vec<_>>(),
-            [(1 - one, r#"{"id":2}"#, 1)]
+            [(1 - one, r#"{"id":4}"#, 1)]
         );
         let rest = (one, "{\"id\":1}\n{\"n\":2}\n{\"id\":1}", 3);
         assert_eq!(texts(parts.rest.as_ref().unwrap()), rest);
