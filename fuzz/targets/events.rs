@@ -49,7 +49,7 @@ fn divide(rows: &Rows) {
     let route = Route { key, shards: 3 };
     let (payload, accepted) = (rows.payload.clone(), rows.accepted);
     let parts = memory::bounded(PER_BYTE * payload.len() + (64 << 10), || {
-        Division::of(&payload, accepted, &route, 1, false).parts(payload.clone())
+        Division::of(&payload, accepted, &route, 1, false).parts(&payload)
     });
     let parts: Vec<_> = parts.keyed.iter().chain(&parts.rest).collect();
     let bytes: usize = parts.iter().map(|part| part.payload.len()).sum();

@@ -108,7 +108,7 @@ impl Service {
         let parts = division.len() * PART_BYTES;
         held.grow_to(covered.saturating_add(reading + copies + parts))
             .await?;
-        let parts = self.off_loop(long && copies > 0, move || division.parts(payload));
+        let parts = self.off_loop(long && copies > 0, move || division.parts(&payload));
         let Parts { keyed, rest } = parts.await?;
         let mut append = |part: Part| Append {
             stream: stream.clone(),

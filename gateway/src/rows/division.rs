@@ -106,10 +106,10 @@ impl Division {
     }
 
     /// Divides the message that it was made of. The parts together have at most the bytes of the message.
-    pub fn parts(self, payload: Bytes) -> Parts {
+    pub fn parts(&self, payload: &Bytes) -> Parts {
         let messages = match self.is_whole() {
-            true => self.whole(&payload),
-            false => self.copied(&payload),
+            true => self.whole(payload),
+            false => self.copied(payload),
         };
         let mut parts = Parts {
             keyed: Vec::with_capacity(messages.len()),
@@ -199,7 +199,7 @@ mod tests {
 
     fn divided(body: &str, shards: u32, rest_in: u32, has_rest: bool) -> Parts {
         let (division, payload) = division(body, shards, rest_in, has_rest);
-        division.parts(payload)
+        division.parts(&payload)
     }
 
     fn texts(part: &Part) -> (u32, &str, u64) {
@@ -259,7 +259,7 @@ mod tests {
         ] {
             let (division, payload) = division(body, shards, rest_in, has_rest);
             assert!(division.is_whole(), "{body}");
-            let parts = division.parts(payload.clone());
+            let parts = division.parts(&payload);
             assert_eq!(parts.keyed.len(), keyed, "{body}");
             let all = parts.keyed.iter().chain(&parts.rest);
             let pointers: Vec<_> = all
