@@ -125,6 +125,16 @@ def at_home(test, says):
     return Catcher("producer/tests/all/homes.rs", test, says)
 
 
+def dividing_rows(test, says):
+    """Gateways that send rows to the shard of their key."""
+    return Catcher("gateway/tests/all/routing.rs", test, says)
+
+
+def routed(test, says):
+    """Consumers of several shards that drop repeated events."""
+    return Catcher("consumer/tests/all/routes.rs", test, says)
+
+
 def grown(test, says):
     return Catcher("operate/src/lib.rs", f"growth::tests::{test}", says)
 
@@ -1316,6 +1326,55 @@ CATCHERS = {
         at_home(
             "requests_wait_for_a_home_that_does_not_open_only_once",
             "one after another they waited",
+        )
+    ],
+    "routed-by-another-hash": [
+        dividing_rows(
+            "rows_are_in_the_shard_of_their_key_and_others_in_that_of_the_gateway", '"id":'
+        )
+    ],
+    "keyless-rows-routed": [
+        dividing_rows(
+            "a_repeated_number_repeats_only_rows_whose_key_is_in_the_log",
+            "each row without a key is there once",
+        )
+    ],
+    "number-before-keys": [
+        dividing_rows(
+            "the_number_and_the_rows_without_a_key_follow_the_others",
+            "the rest came before the rows with keys",
+        )
+    ],
+    "empty-rest-left-out": [
+        dividing_rows(
+            "a_repeated_number_repeats_only_rows_whose_key_is_in_the_log", r"client-\d+ [23]"
+        )
+    ],
+    "route-follows-growth": [
+        dividing_rows("growth_changes_no_row_s_shard", "both are where a consumer compares them")
+    ],
+    "shards-one-by-one": [
+        Catcher(
+            "producer/tests/all/routing.rs",
+            "a_shard_that_cannot_be_used_fails_the_messages_that_need_it_alone",
+            "nothing of them is in shard 0",
+        )
+    ],
+    "routed-by-any-key": [routed("several_shards_need_a_route_by_the_same_key", "")],
+    "misrouted-rows-uncounted": [
+        routed("several_shards_need_a_route_by_the_same_key", "unique_misrouted_total")
+    ],
+    "growth-forgets-routes": [
+        Catcher(
+            "manifest/tests/all/buffer.rs",
+            "a_route_stays_as_it_is_also_when_the_buffer_grows",
+            "left: ",
+        )
+    ],
+    "growth-ends-a-consumer": [
+        grown(
+            "a_buffer_does_not_grow_past_a_consumer_that_compares_the_rows_of_one_shard",
+            "unwrap_err",
         )
     ],
     "home-overtakes": [at_home("a_move_keeps_the_order_of_a_client", "it followed the second")],

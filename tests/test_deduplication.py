@@ -1,10 +1,16 @@
 """Repeated events: the first of each key is in the table, through crashes of the consumer."""
 
 import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.client import HTTPException
 
 from harness.events import OWN_COLUMNS
 from harness.otlp_http import post
 from harness.process import eventually
+from harness.services import Gateway
 
 NDJSON = "application/x-ndjson"
 
@@ -120,10 +126,174 @@ def test_a_limit_of_keys_ends_the_consumer_and_a_higher_one_continues(site):
     assert _counts(site)[:2] == ["40000", "40000"]
 
 
-def test_a_buffer_with_several_shards_is_refused(site):
-    flags = _flags(site)
-    gateway = site.gateway("--shards", 2)
-    _post(gateway, [{"event_id": "a", "n": 1}])
+def _unique_refusal(site, flags: list[object]) -> str:
+    """The refusal of a consumer that cannot drop repeated events of this buffer."""
     to = ("--clickhouse", site.clickhouse.url, "--database", site.database, *flags)
     ended = site.millpond("consume", *to, "--admin", "127.0.0.1:0", code=1)
-    assert "the buffer has 2 shards" in ended.messages()
+    return ended.messages()
+
+
+def test_several_shards_need_a_route_which_a_consumer_names(site):
+    flags = _flags(site)
+    gateway = site.gateway("--shards", 2, "--shard", 1)
+    refused = _unique_refusal(site, flags)
+    assert "the buffer has 2 shards" in refused
+    # The refusal has the command to run.
+    file = site.directory / "unique.toml"
+    assert f"`millpond buffer route --unique {file} --buffer {site.buffer.url}`" in refused
+    route = ("buffer", "route", "--unique", file)
+    declared = site.millpond(*route).stdout()
+    assert "events.order: rows go to shards 0 to 1 by event_id\n" in declared, declared
+    assert "gateways notice within about a minute" in declared
+    again = site.answer(*route)
+    order = {"stream": "events.order", "key": ["event_id"], "shards": 2, "is_new": False}
+    assert again == {"routed": [order]}
+    assert "by event_id, as before" in site.millpond(*route).stdout()
+    assert "rows go to shards 0 to 1 by event_id\n" in site.millpond("buffer", "route").stdout()
+
+    # The gateway has not noticed: all rows are in its shard, and the consumer counts those that
+    # belong elsewhere.
+    rows = [{"event_id": f"e{n}", "n": n} for n in range(200)]
+    _post(gateway, rows)
+    consumer = site.consumer(*flags)
+    eventually("all rows", lambda: consumer.must_run() or _counts(site)[0] == "200")
+    misrouted = consumer.metric("millpond_consumer_unique_misrouted_total")
+    assert 50 < misrouted < 150
+    warned = [line for line in consumer.messages().splitlines() if "are in another shard" in line]
+    assert len(warned) == 1, warned
+    assert consumer.terminate() == 0
+
+    other = file.read_text().replace('"event_id"', '"n"')
+    file.write_text(other)
+    by_another_key = site.millpond(*route, code=1).messages()
+    assert "stream events.order is routed by event_id over 2 shards" in by_another_key
+    assert "`millpond buffer unroute events.order`" in by_another_key
+    assert "gateways route its rows by event_id, not by n" in _unique_refusal(site, flags)
+    topics = ("--brokers", "127.0.0.1:1", "--topics", "events.order")
+    bridge = site.millpond("bridge", "kafka", *topics, "--admin", "127.0.0.1:0", code=1)
+    assert "routes the rows of stream events.order to 2 shards by event_id" in bridge.messages()
+    assert site.answer("buffer", "unroute", "events.order") == {"ended": ["events.order"]}
+    assert "was not routed" in site.millpond("buffer", "unroute", "events.order").stdout()
+    file.write_text(other.replace("events.order", "otlp.logs"))
+    assert "holds OTLP" in site.millpond(*route, code=1).messages()
+
+
+def test_a_buffer_does_not_grow_past_a_consumer_without_a_route(site):
+    flags = _flags(site)
+    gateway = site.gateway()
+    _post(gateway, [{"event_id": "a", "n": 1}])
+    consumer = site.consumer(*flags)
+    eventually("the row", lambda: _counts(site)[0] == "1")
+    refused = site.millpond("buffer", "shards", 3, code=1).messages()
+    assert "consumer e2e drops repeated events of stream events.order by event_id" in refused
+    assert "millpond buffer route --unique FILE" in refused
+    site.millpond("buffer", "route", *flags[2:])
+    assert site.answer("buffer", "shards", 3)["shards"] == 3
+    # Rows stay in shard 0, also those of a gateway that has never seen the buffer with one shard.
+    late = site.gateway("--shard", 2, name="gateway-late")
+    _post(late, [{"event_id": "a", "n": 1}, {"event_id": "b", "n": 2}])
+    expected = ["2", "2", "3"]
+    eventually("both rows", lambda: consumer.must_run() or _counts(site) == expected)
+    eventually("the growth", lambda: consumer.metric("millpond_consumer_shards") == 3, timeout=120)
+    assert consumer.metric("millpond_consumer_unique_misrouted_total") == 0
+    assert consumer.terminate() == 0
+    assert _counts(site) == expected
+
+
+class _Requests:
+    """Requests that are each sent to all gateways, until each has answered."""
+
+    def __init__(self, gateways: list[Gateway], seed: int) -> None:
+        self.gateways = gateways
+        self.random = random.Random(seed)
+        self.rows: dict[str, int] = {}
+        self.keyless: list[int] = []
+        self.bodies: list[tuple[str, str]] = []
+        number = 0
+        for request in range(90):
+            rows = []
+            for _ in range(120):
+                number += 1
+                if number % 40 == 7:
+                    # The number of the request alone shows that it is repeated.
+                    self.keyless.append(number)
+                    rows.append({"n": number})
+                    continue
+                # A fifth repeats an event of this or an earlier request.
+                repeated = self.random.random() < 0.2 and self.rows
+                key = self.random.choice(list(self.rows)) if repeated else f"e{number}"
+                rows.append({"event_id": key, "n": self.rows.setdefault(key, number)})
+            body = "\n".join(json.dumps(row) for row in rows)
+            self.bodies.append((f"request-{request}", body))
+
+    def send(self) -> None:
+        """Sends everything once to each gateway, in parallel and in another order each time."""
+        jobs = [(place, body) for place in range(len(self.gateways)) for body in self.bodies]
+        self.random.shuffle(jobs)
+        with ThreadPoolExecutor(12) as pool:
+            for sent in [pool.submit(self._one, *job) for job in jobs]:
+                sent.result()
+
+    def _one(self, place: int, request: tuple[str, str]) -> None:
+        key, body = request
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                # The gateway at this place may have been replaced.
+                address = self.gateways[place].http_address
+                headers = {"Idempotency-Key": key}
+                path = "/v1/streams/events.order"
+                status, _, answer = post(address, path, body, NDJSON, headers, timeout=20)
+                if status == 200:
+                    return
+                failure = f"{status} {answer!r}"
+                assert status in (429, 503), failure
+            except (OSError, HTTPException) as error:
+                failure = repr(error)
+            assert time.monotonic() < deadline, failure
+            time.sleep(0.2)
+
+    def expected(self) -> list[str]:
+        rows = len(self.rows) + len(self.keyless)
+        # Rows without a key have an empty one in the table.
+        return [str(rows), str(len(self.rows) + 1), str(sum(self.rows.values(), sum(self.keyless)))]
+
+
+def test_requests_repeated_at_all_gateways_are_written_once_through_crashes_and_growth(site):
+    flags = [*_flags(site), "--batch-records", 2_000, "--chunk-rows", 500]
+    first = site.gateway("--shards", 3, name="gateway-0")
+    site.millpond("buffer", "route", *flags[2:4])
+    gateways = [first, site.gateway(name="gateway-1")]
+    noticed = "the streams whose rows are routed by key have changed"
+    eventually("the first to notice", lambda: noticed in first.messages(), timeout=120)
+    consumers = [site.consumer(*flags, name=f"consumer-{number}") for number in range(2)]
+    requests = _Requests(gateways, seed=11)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(requests.send)
+        _rows_beyond(site, 500)
+        gateways[1].kill()
+        gateways[1] = site.gateway(name="gateway-2")
+        _rows_beyond(site, 2_000)
+        # The other process takes the shards of this one over, with their keys.
+        consumers[0].kill()
+        assert site.answer("buffer", "shards", 5)["shards"] == 5
+        gateways[0].kill()
+        gateways[0] = site.gateway("--shard", 4, name="gateway-3")
+        consumers[0] = site.consumer(*flags, name="consumer-2")
+        sending.result(timeout=300)
+    # All of them again, after the growth.
+    requests.send()
+    expected = requests.expected()
+    eventually("all rows", lambda: _counts(site) == expected, timeout=120)
+    for consumer in consumers:
+        shards = partial(consumer.metric, "millpond_consumer_shards")
+        eventually("the growth", lambda shards=shards: shards() == 5, timeout=120)
+        assert consumer.metric("millpond_consumer_unique_misrouted_total") == 0
+        assert consumer.terminate() == 0
+    assert _counts(site) == expected
+    assert [gateway.terminate() for gateway in gateways] == [0, 0]
+    site.check_manifest()
+
+
+def _rows_beyond(site, rows: int) -> None:
+    eventually(f"{rows} rows", lambda: int(_counts(site)[0]) > rows, timeout=120)

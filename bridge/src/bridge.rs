@@ -111,6 +111,20 @@ pub struct Bridge {
     readiness: Readiness,
 }
 
+/// Why a bridge must not write to a stream: it writes each partition to its own shard, and the rows belong to the shards of their keys.
+fn routed_elsewhere(producer: &Producer, stream: &str) -> Option<String> {
+    let route = producer.route(stream)?;
+    let is_here = route.shards == 1 && producer.shard() == 0;
+    (!is_here).then(|| {
+        format!(
+            "the buffer routes the rows of stream {stream} to {} shards by {} (`millpond buffer route`), which a bridge does not: write the \
+             topic to another stream, or let its producers write to a gateway (--listen-kafka)",
+            route.shards,
+            route.key.join(", ")
+        )
+    })
+}
+
 impl Bridge {
     /// A bridge in front of this producer. It reports its waits to the producer's readiness.
     ///
@@ -131,7 +145,10 @@ impl Bridge {
             let is_own = route.as_ref().is_ok_and(|route| &**route.stream() == REJECTED);
             let reason = match route {
                 Ok(_) if is_own => format!("stream {REJECTED} is for the records that the bridge rejects"),
-                Ok(_) => continue,
+                Ok(route) => match routed_elsewhere(&producer, route.stream()) {
+                    Some(reason) => reason,
+                    None => continue,
+                },
                 Err(reason) => reason,
             };
             return Err(BridgeError::Topic {

@@ -205,7 +205,7 @@ pub(crate) struct ConsumeArgs {
     pub(crate) dead_letters_max: u16,
 
     /// TOML file with the streams of events whose repetitions the consumer drops, each with a key and a window
-    /// (docs/deduplication.md). A change takes effect when the consumer has been stopped cleanly before.
+    /// (docs/deduplication.md). With several shards, `millpond buffer route` makes gateways route the rows first. A change takes effect when the consumer has been stopped cleanly before.
     #[arg(long, env = "MILLPOND_UNIQUE", value_name = "FILE")]
     pub(crate) unique: Option<PathBuf>,
 
@@ -314,6 +314,10 @@ impl ConsumeArgs {
             unique: match &self.unique {
                 Some(file) => unique::read(file, has_table)?,
                 None => UniqueSettings::new(),
+            },
+            unique_file: match &self.unique {
+                Some(file) => file.display().to_string(),
+                None => "FILE".to_owned(),
             },
             unique_memory: self.unique_memory.0,
             ..millpond_consumer::Config::default()

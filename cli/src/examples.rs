@@ -138,6 +138,17 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         "buffer shards",
         &["millpond buffer shards 4 --buffer s3://my-bucket/telemetry"],
     ),
+    (
+        "buffer route",
+        &[
+            "millpond buffer route --unique unique.toml --buffer s3://my-bucket/telemetry",
+            "millpond buffer route --buffer s3://my-bucket/telemetry",
+        ],
+    ),
+    (
+        "buffer unroute",
+        &["millpond buffer unroute events.order --buffer s3://my-bucket/telemetry"],
+    ),
     ("gc", &["millpond gc --buffer s3://my-bucket/telemetry --dry-run"]),
     (
         "manifest dump",

@@ -165,8 +165,8 @@ pub(crate) struct GatewayArgs {
     )]
     pub(crate) max_message_bytes: Size,
 
-    /// The shard to write to. Requests that clients number go to the shard of the client all the same. Default: a random shard, and when
-    /// the buffer grows, perhaps a new one, so that all shards are equally used.
+    /// The shard to write to. Requests that clients number go to the shard of the client all the same, and rows that the buffer routes to
+    /// that of their key. Default: a random shard, and when the buffer grows, perhaps a new one, so that all shards are equally used.
     #[arg(long, env = "MILLPOND_SHARD", value_name = "N")]
     pub(crate) shard: Option<u32>,
 

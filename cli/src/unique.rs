@@ -3,6 +3,7 @@
 use crate::list_file;
 use crate::units::Time;
 use anyhow::{Context, anyhow, ensure};
+use millpond_gateway::is_for_otlp;
 use millpond_manifest::UniqueSetting;
 use millpond_manifest::cursor::UniqueSettings;
 use serde::Deserialize;
@@ -25,6 +26,20 @@ struct Unique {
 /// Reads a file. `has_table`: returns true for the streams of events that the consumer reads.
 pub(crate) fn read(path: &Path, has_table: impl Fn(&str) -> bool) -> anyhow::Result<UniqueSettings> {
     list_file::read("--unique", path, |text| parse(text, has_table))
+}
+
+/// Reads the keys of a file by their streams.
+pub(crate) fn keys(path: &Path) -> anyhow::Result<Vec<(String, Vec<String>)>> {
+    let settings = list_file::read("--unique", path, |text| parse(text, |_| true))?;
+    for stream in settings.keys() {
+        ensure!(
+            !is_for_otlp(stream),
+            "--unique {}: stream {stream} holds OTLP, whose records have no keys: name streams of events",
+            path.display()
+        );
+    }
+    let settings = settings.into_iter();
+    Ok(settings.map(|(stream, setting)| (stream, setting.key)).collect())
 }
 
 fn parse(text: &str, has_table: impl Fn(&str) -> bool) -> anyhow::Result<UniqueSettings> {

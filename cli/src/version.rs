@@ -2,7 +2,7 @@
 
 use millpond_clickhouse::SCHEMA_VERSION;
 use millpond_manifest::{
-    CLIENTS_VERSION, CURSOR_VERSION, FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _,
+    BUFFER_VERSION, CLIENTS_VERSION, CURSOR_VERSION, FORMAT_VERSION as OBJECT_FORMAT, Manifest, Object as _,
 };
 use millpond_segment::FORMAT_VERSION as SEGMENT_FORMAT;
 
@@ -13,6 +13,7 @@ pub(crate) fn long() -> String {
          segments: format {SEGMENT_FORMAT}\n\
          buffer, pages, cursors, dead letters, snapshots of keys: format {OBJECT_FORMAT}\n\
          manifest: format {OBJECT_FORMAT}, with numbered requests {CLIENTS_VERSION}, with sources {manifest}\n\
+         buffers that route streams by key: format {BUFFER_VERSION}\n\
          cursors of consumers with --unique: format {CURSOR_VERSION}\n\
          rows in ClickHouse: schema version {SCHEMA_VERSION}",
         env!("CARGO_PKG_VERSION"),
@@ -55,6 +56,7 @@ mod tests {
                 Manifest::VERSION_MAX
             ),
         );
+        row("buffer that routes streams by key", &BUFFER_VERSION.to_string());
         row(
             "cursor of a consumer with `--unique`",
             &CURSOR_VERSION.to_string(),

@@ -59,6 +59,8 @@ pub struct Config {
     pub dead_letters_max: usize,
     /// The streams whose repeated events are dropped, with the settings for that.
     pub unique: UniqueSettings,
+    /// The name of the file with these settings, for errors.
+    pub unique_file: String,
     /// The part of `memory_limit` that the keys of these streams take, in bytes. Default 128 MiB: 3.3 million keys.
     pub unique_memory: u64,
     /// The number of new keys after which the deduplication of a stream writes a snapshot. Default 65,536: 1.5 MiB.
@@ -108,6 +110,7 @@ impl Default for Config {
             max_in_flight: 16,
             dead_letters_max: 100,
             unique: UniqueSettings::new(),
+            unique_file: "FILE".to_owned(),
             unique_memory: 128 << 20,
             snapshot_keys: 65_536,
             share_tables: false,

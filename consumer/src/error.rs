@@ -248,14 +248,20 @@ pub enum ConsumeError {
     },
     /// The rows of one key may be in several shards.
     #[error(
-        "consumer {consumer} drops repeated events (--unique), and the buffer has {shards} shards: a repetition may be in another shard \
-         than the first event, where nobody would notice it. Use a buffer with one shard"
+        "consumer {consumer} drops repeated events of stream {stream} (--unique), and the buffer has {shards} shards: a repetition may be \
+         in another shard than the first event, because {reason}. Run {remedy}"
     )]
     UniqueShards {
         /// The consumer's name.
         consumer: String,
+        /// The stream.
+        stream: String,
         /// The number of shards.
         shards: u32,
+        /// How its rows find their shards.
+        reason: String,
+        /// The commands that change it.
+        remedy: String,
     },
     /// The consumer's state violates an invariant of the protocol. Stopping is the safe answer.
     #[error("stopped before breaking the protocol: {0}")]

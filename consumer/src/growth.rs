@@ -1,4 +1,4 @@
-//! Notices that the buffer has grown. It only reads, and never ends the consumer: a look that fails is repeated.
+//! Notices that the buffer has grown, or routes other streams. It only reads, and never ends the consumer: a look that fails is repeated.
 
 use millpond_manifest::KnownBuffer;
 use millpond_runtime::{Environment, Looks};
@@ -20,20 +20,25 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Waits until the buffer has grown. Returns the new shards. A caller may drop the wait and begin another.
-    pub(crate) async fn new_shards(&mut self) -> Range<u32> {
+    /// Waits until the buffer has grown or routes other streams. Returns the new shards. A caller may drop the wait and begin another.
+    pub(crate) async fn change(&mut self) -> Range<u32> {
         loop {
             let due = tokio::select! {
                 biased;
                 () = self.wanted.notified() => false,
                 () = self.looks.due(&*self.environment) => true,
             };
+            let routed = self.known.buffer().routed.clone();
             let looked = self.known.look(&self.store).await;
             if due {
                 self.looks.looked();
             }
             match looked {
-                Ok(new) if new.is_empty() => {}
+                Ok(new) if new.is_empty() && self.known.buffer().routed == routed => {}
+                Ok(new) if new.is_empty() => {
+                    info!("the streams whose rows are routed by key have changed");
+                    return new;
+                }
                 Ok(new) => {
                     info!(before = new.start, now = new.end, "the buffer has grown");
                     return new;

@@ -76,7 +76,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
-use unique::KeyLimit;
+use unique::{KeyLimit, Routing};
 use worker::{BatchWorker, Written};
 
 /// A named reader of a buffer. It writes the streams that its settings select and its sink accepts into that sink.
@@ -155,7 +155,7 @@ impl Consumer {
         let buffer = known.state.clone();
         self.metrics.shards.set(buffer.shards.into());
         info!(buffer = %buffer.id, shards = buffer.shards, consumer = self.config.consumer, sink = self.sink.name(), "consuming");
-        self.check_shards(buffer.shards)?;
+        self.check_routes(&buffer)?;
         let streams = self.streams(&buffer).await?;
         let memory = self.config.memory();
         let worker = Arc::new(BatchWorker {
@@ -168,6 +168,7 @@ impl Consumer {
             environment: self.environment.clone(),
             memory,
             keys: KeyLimit::new(self.config.unique_keys()),
+            routing: Routing::new(buffer.routed.clone()),
             snapshot_keys: self.config.snapshot_keys,
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
@@ -226,9 +227,11 @@ impl Consumer {
                 ended = shards.join_next() => ended,
                 never = &mut watch => match never {},
                 never = &mut members => match never {},
-                new = growth.new_shards(), if self.config.repair.is_none() && !shutdown.is_cancelled() => {
-                    self.metrics.shards.set(new.end.into());
-                    if let Err(error) = self.check_shards(new.end) {
+                new = growth.change(), if self.config.repair.is_none() && !shutdown.is_cancelled() => {
+                    let now = growth.known.buffer();
+                    self.metrics.shards.set(now.shards.into());
+                    worker.routing.set(now.routed.clone());
+                    if let Err(error) = self.check_routes(now) {
                         shutdown.cancel();
                         outcome = outcome.and(Err(error));
                         continue;
@@ -277,14 +280,37 @@ impl Consumer {
     }
 
     /// Checks that one shard has all rows of a key.
-    fn check_shards(&self, shards: u32) -> Result<(), ConsumeError> {
-        if shards <= 1 || self.config.unique.is_empty() || self.config.repair.is_some() {
+    fn check_routes(&self, buffer: &Buffer) -> Result<(), ConsumeError> {
+        if buffer.shards <= 1 || self.config.repair.is_some() {
             return Ok(());
         }
-        Err(ConsumeError::UniqueShards {
-            consumer: self.config.consumer.clone(),
-            shards,
-        })
+        for (stream, setting) in &self.config.unique {
+            let url = self.store.url();
+            let route = format!(
+                "`millpond buffer route --unique {} --buffer {url}`",
+                self.config.unique_file
+            );
+            let (reason, remedy) = match buffer.routed.get(&**stream) {
+                Some(route) if route.key == setting.key => continue,
+                None => ("gateways do not route its rows by key".to_owned(), route),
+                Some(other) => (
+                    format!(
+                        "gateways route its rows by {}, not by {}",
+                        other.key.join(", "),
+                        setting.key.join(", ")
+                    ),
+                    format!("`millpond buffer unroute {stream} --buffer {url}` and then {route}"),
+                ),
+            };
+            return Err(ConsumeError::UniqueShards {
+                consumer: self.config.consumer.clone(),
+                stream: stream.clone(),
+                shards: buffer.shards,
+                reason,
+                remedy,
+            });
+        }
+        Ok(())
     }
 
     /// Returns the shards that this process works on.

@@ -142,6 +142,7 @@ pub(crate) struct Metrics {
     /// Rows that the deduplication dropped.
     pub(crate) duplicates: Family<StreamLabel, Counter>,
     pub(crate) unique_late: Family<StreamLabel, Counter>,
+    pub(crate) unique_misrouted: Family<StreamLabel, Counter>,
     pub(crate) unique_keys: Gauge,
     /// The bytes of the backlog by shard and stream: nobody can sum a [`Family`].
     backlog: Arc<Mutex<BTreeMap<(u32, String), u64>>>,
@@ -197,6 +198,7 @@ impl Metrics {
             dead_letters: Family::default(),
             duplicates: Family::default(),
             unique_late: Family::default(),
+            unique_misrouted: Family::default(),
             unique_keys: Gauge::default(),
             backlog: Arc::default(),
         };
@@ -385,6 +387,11 @@ impl Metrics {
             m.unique_late.clone(),
         );
         registry.register(
+            "unique_misrouted",
+            "Rows in another shard than that of their key, where nothing compares them with the rows of their shard (--unique)",
+            m.unique_misrouted.clone(),
+        );
+        registry.register(
             "unique_keys",
             "Keys that this process remembers (--unique)",
             m.unique_keys.clone(),
@@ -450,7 +457,7 @@ impl Metrics {
                 reason,
             }));
         }
-        for counters in [&self.duplicates, &self.unique_late] {
+        for counters in [&self.duplicates, &self.unique_late, &self.unique_misrouted] {
             drop(counters.get_or_create(&label(stream)));
         }
     }

@@ -2,10 +2,13 @@
 
 mod keys;
 mod restore;
+mod routing;
 mod stage;
 mod state;
 
-pub use keys::{KeyHasher, KeyValue, PartKeys, RowKey};
+pub use keys::{PartKeys, RowKey};
+pub use millpond_events::{KeyHasher, KeyValue};
+pub(crate) use routing::Routing;
 pub(crate) use stage::{Line, Turn, next_snapshot_in, snapshot_interval};
 pub use state::Dropped;
 pub(crate) use state::KeyLimit;

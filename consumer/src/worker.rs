@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use crate::repair::Tally;
 use crate::sink::{Chunk, Sink};
 use crate::streams::StreamPattern;
-use crate::unique::KeyLimit;
+use crate::unique::{KeyLimit, Routing};
 use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
@@ -27,6 +27,8 @@ pub(crate) struct BatchWorker {
     pub(crate) memory: Budget,
     /// The number of keys that the deduplication may remember.
     pub(crate) keys: KeyLimit,
+    /// The shards of the keys.
+    pub(crate) routing: Routing,
     /// The number of new keys after which the deduplication of a stream writes a snapshot.
     pub(crate) snapshot_keys: u64,
     pub(crate) fetchers: Arc<Semaphore>,

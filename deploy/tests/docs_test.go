@@ -69,7 +69,7 @@ func TestLinksLeadSomewhere(t *testing.T) {
 // The commands in the operators' pages.
 var commands = []string{
 	"gateway", "bridge kafka", "consume", "gc", "doctor", "load", "config", "cost", "completions", "man", "transform", "tables print", "tables create", "tables migrate", "manifest dump", "manifest check", "segment dump",
-	"status", "tail", "buffer shards", "consumer list", "consumer wait", "consumer reset", "consumer repair", "consumer skip", "consumer remove",
+	"status", "tail", "buffer shards", "buffer route", "buffer unroute", "consumer list", "consumer wait", "consumer reset", "consumer repair", "consumer skip", "consumer remove",
 	"dead-letters list", "dead-letters show", "dead-letters replay", "dead-letters remove",
 }
 

@@ -33,6 +33,7 @@ mod numbering;
 mod refusal;
 mod reply;
 mod request;
+mod routing;
 pub mod rows;
 mod security;
 mod server;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::body::Body;
 use hyper::http::request::Parts;
 use millpond_otlp::{JsonError, Signal};
-use millpond_producer::{Append, AppendError, Producers};
+use millpond_producer::{Append, AppendError, Producers, Route};
 use millpond_runtime::{Reservation, blocking};
 use millpond_segment::Encoding as StreamEncoding;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -25,6 +25,7 @@ use crate::message::{self, Limits, Message};
 use crate::metrics::{Content, InFlight, Metrics, Transport};
 use crate::numbering::{self, Numbering};
 use crate::refusal::{Refusal, Why};
+use crate::routing::Routed;
 use crate::rows::{self, Rows};
 use crate::security::Security;
 use crate::throttled_warnings::ThrottledWarnings;
@@ -282,7 +283,13 @@ impl Service {
             bytes: std::mem::take(&mut rows.payload),
             records: rows.accepted,
         };
-        let outcome = self.commit(arrival, stream, payload, held).await?;
+        let outcome = match self.producers.route(&stream.name) {
+            None => self.commit(arrival, stream, payload, held).await?,
+            Some(route) => {
+                self.commit_routed(arrival, (stream, route), payload, (held, room))
+                    .await?
+            }
+        };
         Ok((rows, outcome))
     }
 
@@ -328,6 +335,44 @@ impl Service {
             self.committed(arrival.transport, arrival.content, arrival.caller, records);
         }
         Ok(outcome)
+    }
+
+    /// The same for a stream whose rows go to the shards of their keys. The memory covers `room` bytes.
+    async fn commit_routed(
+        &self,
+        arrival: Arrival<'_>,
+        (stream, route): (Stream, Arc<Route>),
+        payload: Payload,
+        (mut held, room): (HeldMemory, usize),
+    ) -> Result<Outcome, Refusal> {
+        let numbering = arrival.caller.numbering.as_ref();
+        let message = Routed {
+            // Of all rows, so that the number is taken for that of another message if any row differs.
+            numbered: numbering.map(|it| it.numbered(&stream.name, &payload.bytes)),
+            stream: stream.name,
+            route,
+            payload: payload.bytes,
+            records: payload.records,
+            received_at_us: arrival.received_at_us,
+        };
+        let divided = self.divided(message, room, &mut held).await?;
+        let (unused, _own) = held.divide();
+        drop(unused);
+        let committed = match divided.send(&self.producers).await {
+            Ok(sent) => sent.committed(&self.producers, None).await,
+            Err(error) => Err(error),
+        };
+        let is_repeated = committed.map_err(|error| refusal(error, stream.encoding))?;
+        if is_repeated {
+            return Ok(Outcome::Repeated);
+        }
+        self.committed(
+            arrival.transport,
+            arrival.content,
+            arrival.caller,
+            payload.records,
+        );
+        Ok(Outcome::Committed)
     }
 
     /// Counts committed records. They prove the connection where clients do not authenticate.
@@ -491,16 +536,20 @@ impl Service {
         match appended {
             Ok(committed) if committed.is_repeated => Ok(Outcome::Repeated),
             Ok(_) => Ok(Outcome::Committed),
-            Err(AppendError::OverBudget(over)) => Err(over.into()),
-            Err(AppendError::Client(refused)) => Err(numbering::refusal(&refused)),
-            // A stream of another encoding, or no room for a new stream: other bytes do not help.
-            Err(error @ AppendError::Refused(_)) if stream.encoding == StreamEncoding::Ndjson => {
-                Err(Refusal::conflict(error))
-            }
-            Err(error @ AppendError::Refused(_)) => Err(Refusal::invalid(error)),
-            Err(
-                error @ (AppendError::Closed | AppendError::NotCommitted(_) | AppendError::OutcomeUnknown(_)),
-            ) => Err(Refusal::new(Why::Unavailable, error)),
+            Err(error) => Err(refusal(error, stream.encoding)),
+        }
+    }
+}
+
+fn refusal(error: AppendError, encoding: StreamEncoding) -> Refusal {
+    match error {
+        AppendError::OverBudget(over) => over.into(),
+        AppendError::Client(refused) => numbering::refusal(&refused),
+        // A stream of another encoding, or no room for a new stream: other bytes do not help.
+        error @ AppendError::Refused(_) if encoding == StreamEncoding::Ndjson => Refusal::conflict(error),
+        error @ AppendError::Refused(_) => Refusal::invalid(error),
+        error @ (AppendError::Closed | AppendError::NotCommitted(_) | AppendError::OutcomeUnknown(_)) => {
+            Refusal::new(Why::Unavailable, error)
         }
     }
 }

@@ -9,8 +9,10 @@ use std::ops::Range;
 use bytes::Bytes;
 
 mod check;
+mod division;
 
 pub use check::{DEPTH_MAX, KEYS_MAX, ROW_BYTES_MAX};
+pub use division::{Division, Part, Parts};
 
 use check::{Wrong, check};
 

@@ -23,7 +23,7 @@ pub mod plan;
 pub mod trace;
 pub mod unique;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Route, Routes};
 pub use cas::{ReadError, Snapshot, Swap};
 pub use cursor::Cursor;
 pub use cursor::tables::{SinkTable, SinkTables, TableClaim};
@@ -44,7 +44,7 @@ pub use plan::BatchingPolicy;
 pub use unique::{UniqueReference, UniqueSetting, UniqueSnapshot};
 
 /// The format version of most objects. A manifest with clients has version 2, one
-/// with sources has version 3, and a cursor may have [`CURSOR_VERSION`].
+/// with sources has version 3, a cursor may have [`CURSOR_VERSION`], and a buffer object [`BUFFER_VERSION`].
 pub const FORMAT_VERSION: u16 = 1;
 
 /// The format version of a manifest with clients that number their requests, and without sources.
@@ -52,6 +52,9 @@ pub const CLIENTS_VERSION: u16 = 2;
 
 /// The format version of a cursor whose consumer drops repeated events. Programs that would not drop them refuse it.
 pub const CURSOR_VERSION: u16 = 2;
+
+/// The format version of a buffer object with routed streams. Programs that would not route their rows refuse it.
+pub const BUFFER_VERSION: u16 = 2;
 
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 mod proto {

@@ -6,8 +6,11 @@ use bytes::Bytes;
 use ulid::Ulid;
 use uuid::Uuid;
 
-/// Maximum paths in a key, and bytes of each.
-const PATHS_MAX: (usize, usize) = (8, 256);
+/// Maximum paths in a key.
+pub(crate) const PATHS_MAX: usize = 8;
+
+/// Maximum bytes of a path.
+const PATH_BYTES_MAX: usize = 256;
 
 /// The shortest and the longest window, in milliseconds: a second and 366 days.
 const WINDOW_MS: std::ops::RangeInclusive<u64> = 1_000..=366 * 24 * 60 * 60 * 1_000;
@@ -33,17 +36,7 @@ pub struct UniqueSetting {
 impl UniqueSetting {
     /// Returns an error for the first invalid setting.
     pub fn check(&self) -> Result<(), String> {
-        let (paths, bytes) = PATHS_MAX;
-        if !(1..=paths).contains(&self.key.len()) {
-            return Err(format!("a key has {} paths: give 1 to {paths}", self.key.len()));
-        }
-        for path in &self.key {
-            if path.len() > bytes || path.split('.').any(str::is_empty) {
-                return Err(format!(
-                    "{path:?} is not a path: give keys of objects with dots between them, like user.id, up to {bytes} bytes"
-                ));
-            }
-        }
+        check_key(&self.key)?;
         if !WINDOW_MS.contains(&self.window_ms) {
             return Err(format!(
                 "a window of {} ms is not allowed: give 1s to 366days",
@@ -52,6 +45,21 @@ impl UniqueSetting {
         }
         Ok(())
     }
+}
+
+/// Returns an error for the first rule that the paths of a key break.
+pub(crate) fn check_key(key: &[String]) -> Result<(), String> {
+    if !(1..=PATHS_MAX).contains(&key.len()) {
+        return Err(format!("a key has {} paths: give 1 to {PATHS_MAX}", key.len()));
+    }
+    for path in key {
+        if path.len() > PATH_BYTES_MAX || path.split('.').any(str::is_empty) {
+            return Err(format!(
+                "{path:?} is not a path: give keys of objects with dots between them, like user.id, up to {PATH_BYTES_MAX} bytes"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Names a snapshot.

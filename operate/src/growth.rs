@@ -16,10 +16,10 @@ use std::time::Duration;
 use crate::buffer::NO_BUFFER;
 
 /// Attempts to swap an object that others change meanwhile.
-const SWAPS_MAX: u32 = 10;
+pub(crate) const SWAPS_MAX: u32 = 10;
 
 /// Between two attempts whose outcomes are unknown.
-fn backoff() -> Backoff {
+pub(crate) fn backoff() -> Backoff {
     Backoff::new(Duration::from_millis(50), Duration::from_secs(5))
 }
 
@@ -37,7 +37,8 @@ pub struct Grown {
 /// Grows the buffer to this number of shards. With the number that it has already, completes a growth that was interrupted.
 ///
 /// # Errors
-/// There is no buffer, it has more shards, a consumer's cursor in shard 0 cannot be read, or the store fails.
+/// There is no buffer, it has more shards, a consumer's cursor in shard 0 cannot be read, a consumer drops repeated events of a stream
+/// that is not routed, or the store fails.
 pub async fn grow(store: &Store, shards: u32) -> anyhow::Result<Grown> {
     let (mut before, mut unknown) = (None, None);
     let mut cursors_begun = 0;
@@ -48,6 +49,9 @@ pub async fn grow(store: &Store, shards: u32) -> anyhow::Result<Grown> {
         let next = found.state.grow(shards, SystemEnvironment.random())?;
         // An interrupted growth may have left any shard but the first without cursors.
         let first_new = if from < shards { from } else { 1 };
+        if next.is_some() {
+            check_routes(&registers(store).await?, &found.state)?;
+        }
         cursors_begun += begin_consumers(store, &found.state, first_new..shards).await?;
         let Some(next) = next else {
             return Ok(Grown {
@@ -67,7 +71,7 @@ pub async fn grow(store: &Store, shards: u32) -> anyhow::Result<Grown> {
 }
 
 /// The error after the last attempt to change an object.
-fn unconfirmed(key: &str, unknown: Option<millpond_storage::Error>) -> anyhow::Error {
+pub(crate) fn unconfirmed(key: &str, unknown: Option<millpond_storage::Error>) -> anyhow::Error {
     match unknown {
         Some(error) => {
             anyhow!("the store does not confirm the change of {key}: {error}: run this command again")
@@ -76,9 +80,28 @@ fn unconfirmed(key: &str, unknown: Option<millpond_storage::Error>) -> anyhow::E
     }
 }
 
-async fn read(store: &Store) -> anyhow::Result<Snapshot<Buffer>> {
+pub(crate) async fn read(store: &Store) -> anyhow::Result<Snapshot<Buffer>> {
     let found = cas::read::<Buffer>(store, layout::BUFFER).await?;
     found.with_context(|| format!("there is no buffer at {}: {NO_BUFFER}", store.url()))
+}
+
+/// Refuses a growth that would end a consumer: the rows of a key would be in several shards.
+fn check_routes(registers: &[Cursor], buffer: &Buffer) -> anyhow::Result<()> {
+    for Cursor { consumer, unique, .. } in registers {
+        for (stream, of) in unique {
+            let Some(setting) = &of.setting else { continue };
+            let route = buffer.routed.get(&**stream);
+            if route.is_none_or(|route| route.key != setting.key) {
+                bail!(
+                    "consumer {consumer} drops repeated events of stream {stream} by {}, and gateways do not route its rows by that key: \
+                     with more shards the consumer would exit. First run `millpond buffer route --unique FILE` with the consumer's file; \
+                     for a consumer that is not used any more, `millpond consumer remove {consumer}`",
+                    setting.key.join(", ")
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Begins every consumer of shard 0 at sequence 0 of these shards, unless it has a cursor there. Returns the number of new cursors.

@@ -15,6 +15,7 @@ pub mod growth;
 pub mod numbers;
 pub mod observe;
 pub mod patience;
+pub mod routes;
 mod rows;
 pub mod status;
 pub mod tail;

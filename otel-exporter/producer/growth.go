@@ -26,6 +26,9 @@ func (p *Producer) followGrowth(ctx context.Context) {
 		if err == nil {
 			err = growth.see(found, p.resources.environment.below)
 		}
+		if err == nil {
+			p.resources.routes.set(found)
+		}
 		if err != nil {
 			p.warn(ctx, "millpond: cannot look for new shards; the producer goes on with those that it knows and looks again", err)
 		}

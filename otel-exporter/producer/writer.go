@@ -20,6 +20,7 @@ type resources struct {
 	budget      *budget
 	encoders    *encoders
 	newPeering  func() (*peering, error)
+	routes      *routes
 }
 
 func newResources(environment *environment, config *Config, newPeering func() (*peering, error)) (*resources, error) {
@@ -29,7 +30,7 @@ func newResources(environment *environment, config *Config, newPeering func() (*
 	if err != nil {
 		return nil, err
 	}
-	return &resources{config, environment, counters, budget, encoders, newPeering}, nil
+	return &resources{config, environment, counters, budget, encoders, newPeering, &routes{}}, nil
 }
 
 // starting limits an opening to StartTimeout.
@@ -151,6 +152,7 @@ func (w *writer) tryOpen(ctx context.Context, find findPlace) (*committer, error
 		return nil, err
 	}
 	w.pipeline.place = place
+	w.routes.set(place.buffer)
 	committer := newCommitter(w.pipeline, place.buffer.ID, w.config.TailMax, w.streams, w.peering)
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	for !committer.tryRegister() {
@@ -206,6 +208,9 @@ func (w *writer) accept(ctx context.Context, message Message) (waiter waiter, he
 		return nil, 0, err
 	}
 	if err := w.streams.admit(message.Stream, message.Encoding); err != nil {
+		return nil, 0, &RefusedError{err.Error()}
+	}
+	if err := w.routes.check(message.Stream, w); err != nil {
 		return nil, 0, &RefusedError{err.Error()}
 	}
 	// A message that the producer alone has room for is accepted when it is alone.

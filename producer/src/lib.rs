@@ -45,7 +45,7 @@ mod watchers;
 pub use append::{Append, AppendError, Committed, Submitted};
 pub use clients::Numbered;
 pub use config::{Config, ConfigError};
-pub use millpond_manifest::{ClientId, ClientRefusal, Numbers, SourcePartition};
+pub use millpond_manifest::{ClientId, ClientRefusal, Numbers, Route, SourcePartition};
 pub use past::Past;
 pub use peers::{
     Closes, LeaderAddress, NewPeering, PeerAnswer, PeerCommit, PeerRefusal, PeerRequest, Peering, Peers,

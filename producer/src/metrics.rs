@@ -182,11 +182,11 @@ impl Metrics {
         to.register("open", "Shards that this process has an open producer in", m.open);
         to.register(
             "home_refused",
-            "Numbered requests refused because their home shard cannot be used now",
+            "Requests refused because the shard that they belong to, by number or by key, cannot be used now",
             m.home_refused,
         );
         to.register("looks", "Looks for new shards, a GET each", m.looks);
-        to.register("shard", "Shard that requests without a number go to", m.shard);
+        to.register("shard", "Shard of requests that belong to no other", m.shard);
         to.register(
             "appended_bytes",
             "Compressed bytes of the segments whose blocks the leader committed",

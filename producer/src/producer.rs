@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond_manifest::{
-    Buffer, ClientClaim, Cursor, Fingerprint, Numbers, Object, ProducerId, ReadError, layout,
+    Buffer, ClientClaim, Cursor, Fingerprint, Numbers, Object, ProducerId, ReadError, Route, layout,
 };
 use millpond_runtime::{Backoff, Budget, Environment, Readiness, Reservation, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Limits};
@@ -271,6 +271,11 @@ impl Producer {
     /// The number of shards that the buffer had when this producer started.
     pub fn shards(&self) -> u32 {
         self.0.buffer.shards
+    }
+
+    /// How the rows of a stream found their shards when this producer started. `None`: any shard would do.
+    pub fn route(&self, stream: &str) -> Option<&Route> {
+        self.0.buffer.routed.get(stream).map(|route| &**route)
     }
 
     /// The id of the buffer.

@@ -1,5 +1,5 @@
-//! The producers of one process. One takes everything without a number, and moves to another shard when the buffer grows. Others take
-//! the numbered requests of their shards, as long as there are some. No request fails when a producer is replaced: the old one stays
+//! The producers of one process. One takes everything that belongs to no shard, and moves to another shard when the buffer grows. Others
+//! take the requests that belong to theirs, by number or by key, as long as there are some. No request fails when a producer is replaced: the old one stays
 //! until it has committed what it accepted.
 
 mod growth;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
-use millpond_manifest::{Buffer, KnownBuffer};
+use millpond_manifest::{Buffer, ClientId, KnownBuffer, Route};
 use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_storage::Store;
 use prometheus_client::registry::Registry;
@@ -46,7 +46,7 @@ struct Inner {
 struct State {
     buffer: Buffer,
     own: Member,
-    /// Producers for numbered requests alone, by their shards.
+    /// Producers for requests that belong to their shards alone.
     homes: HashMap<u32, Home>,
     /// Producers that accept nothing more, until everything is committed.
     leaving: Vec<Leaving>,
@@ -203,6 +203,33 @@ impl Producers {
     ) -> Result<Submitted, AppendError> {
         let to = self.home(numbered.client).await?;
         to.producer.submit_numbered(append, numbered).await
+    }
+
+    /// How the rows of a stream find their shards, as far as the process knows. `None`: any shard will do.
+    pub fn route(&self, stream: &str) -> Option<Arc<Route>> {
+        self.state().buffer.routed.get(stream).cloned()
+    }
+
+    /// The shard of the numbered requests of a client.
+    pub fn shard_of(&self, client: ClientId) -> u32 {
+        self.state().buffer.home_of(client)
+    }
+
+    /// Takes messages over, each to its shard. The shards ascend. None is taken if one of the shards cannot be used.
+    ///
+    /// # Panics
+    /// If a reservation is from another budget than [`budget`](Self::budget).
+    ///
+    /// # Errors
+    /// See [`AppendError`]. Others of the messages may be in the log.
+    pub async fn submit_to(&self, messages: Vec<(u32, Append)>) -> Result<Vec<Submitted>, AppendError> {
+        let shards: Vec<u32> = messages.iter().map(|(shard, _)| *shard).collect();
+        let producers = self.producers_of(&shards).await?;
+        let mut submitted = Vec::with_capacity(shards.len());
+        for (to, (_, message)) in producers.iter().zip(messages) {
+            submitted.push(to.producer.submit(message).await?);
+        }
+        Ok(submitted)
     }
 
     /// Rejects new messages and waits until everything accepted is committed, at most `patience`.

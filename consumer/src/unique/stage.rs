@@ -244,6 +244,10 @@ impl Turn {
             ));
         }
         let next = self.plan.high + 1;
+        let place = (&*source.stream, shard.claim.shard);
+        worker
+            .routing
+            .count(place, &keys, &worker.metrics, &*worker.environment);
         let (state, decided) = blocking::compute(&*worker.environment, move || {
             let decided: Result<Vec<Decisions>, _> = keys.iter().map(|part| state.part(part)).collect();
             state.pass(next);

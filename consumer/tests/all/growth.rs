@@ -24,7 +24,7 @@ async fn log_of_three() -> Log {
 }
 
 /// The object `buffer` with this number of shards, as if an operator had crashed right after its swap.
-async fn name_shards(store: &Store, shards: u32) {
+pub(crate) async fn name_shards(store: &Store, shards: u32) {
     let found = cas::read::<Buffer>(store, layout::BUFFER).await.unwrap().unwrap();
     let next = found.state.grow(shards, 7).unwrap().unwrap();
     let swapped = cas::swap(store, layout::BUFFER, Some(&found.version), next).await;
@@ -32,7 +32,7 @@ async fn name_shards(store: &Store, shards: u32) {
 }
 
 /// Writes the log of the first shard into another one.
-async fn copy_to(log: &Log, shard: u32) {
+pub(crate) async fn copy_to(log: &Log, shard: u32) {
     let mut state = log.manifest().await.state;
     for entry in &state.tail {
         let key = layout::segment(0, entry.segment);

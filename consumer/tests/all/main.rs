@@ -17,6 +17,7 @@ mod programs;
 mod recognition;
 mod repair;
 mod resting;
+mod routes;
 mod sharing;
 mod start;
 mod support;

@@ -25,6 +25,7 @@ use crate::entrance::{Link, Refused};
 use crate::envelope::Caller;
 use crate::memory::HeldMemory;
 use crate::request::Service;
+use crate::routing::Order;
 use crate::tokens::Identity;
 
 /// Maximum number of requests of a connection that wait for their answers. Further ones are not read.
@@ -118,6 +119,7 @@ impl<'a> Session<'a> {
             identity,
             credentials: None,
         });
+        let mut order = Order::default();
         let strangers_until = Instant::now() + self.config.handshake_timeout;
         loop {
             let patience = match &sender {
@@ -136,7 +138,8 @@ impl<'a> Session<'a> {
             let length = frame.len();
             let request = Request::read(frame).map_err(|error| Refused::NotKafka(error.to_string()))?;
             self.service.metrics().kafka_request(request.header.api.name());
-            let answer = self.handle(request, &mut sender, length, held).await?;
+            let handled = self.handle(request, &mut sender, length, (held, &mut order));
+            let answer = handled.await?;
             let is_last = matches!(answer, Answer::Last(_));
             if answers.send(answer).await.is_err() || is_last {
                 return Ok(());
@@ -232,7 +235,7 @@ impl<'a> Session<'a> {
         request: Request,
         sender: &mut Option<Sender>,
         frame_len: usize,
-        mut held: HeldMemory,
+        (mut held, order): (HeldMemory, &mut Order),
     ) -> Result<Answer<'a>, Refused> {
         let Request { header, body } = request;
         let identity = self.still_known(sender.as_ref())?;
@@ -257,8 +260,9 @@ impl<'a> Session<'a> {
                     .budget()
                     .reserve(partitions * OUTCOME_BYTES);
                 let outcomes = outcomes.await.map_err(|_| Refused::NoMemory)?;
+                let to = (&mut held, order);
                 let pending =
-                    produce::take(self.kafka, self.service, &identity, request, frame_len, &mut held).await;
+                    produce::take(self.kafka, self.service, &identity, request, frame_len, to).await;
                 let (_request, mut own) = held.divide();
                 own.merge(outcomes);
                 Answer::Produce(Box::new(Produced {

@@ -5,7 +5,8 @@ use millpond_kafka::{
     Acks, Batch, BatchError, Codec, ErrorCode, PartitionData, PartitionOutcome, Produce, TopicData,
     TopicOutcome, TopicRef,
 };
-use millpond_producer::{Append, Numbered, Submitted};
+use millpond_producer::{Append, AppendError, Numbered, Submitted};
+use tokio::task::JoinHandle;
 use tonic::Code;
 
 use super::Kafka;
@@ -21,6 +22,7 @@ use crate::metrics::{Content, InFlight, Transport};
 use crate::numbering;
 use crate::refusal::Refusal;
 use crate::request::{Service, TRANSCODE_INLINE_MAX};
+use crate::routing::{Order, Routed};
 use crate::rows::ERRORS_MAX;
 use crate::tokens::Identity;
 
@@ -47,6 +49,13 @@ enum State {
         content: Content,
         records: u64,
     },
+    /// On the way to the shards of its keys.
+    Routed {
+        /// Whether the log had it already.
+        outcome: JoinHandle<Result<bool, AppendError>>,
+        content: Content,
+        records: u64,
+    },
 }
 
 /// A message for the producer.
@@ -55,14 +64,15 @@ struct Payload {
     records: u64,
 }
 
-/// Hands the records of a request to the producer, in their order. `held` covers the request's bytes.
+/// Hands the records of a request to the producer, in their order. `held` covers the request's bytes, and `order` is that of the
+/// connection.
 pub(super) async fn take(
     kafka: &Kafka,
     service: &Service,
     identity: &Identity,
     request: Produce,
     frame_len: usize,
-    held: &mut HeldMemory,
+    (held, order): (&mut HeldMemory, &mut Order),
 ) -> Vec<Pending> {
     let allowed = check(&request);
     let mut pending = Vec::with_capacity(request.topics.len());
@@ -83,7 +93,7 @@ pub(super) async fn take(
                         name: &name,
                         frame_len,
                     };
-                    batch.submit(partition, held).await
+                    batch.submit(partition, held, order).await
                 }
             };
             states.push(PendingPartition {
@@ -130,7 +140,12 @@ struct Taking<'a> {
 }
 
 impl Taking<'_> {
-    async fn submit(&self, partition: PartitionData, held: &mut HeldMemory) -> Result<State, Fault> {
+    async fn submit(
+        &self,
+        partition: PartitionData,
+        held: &mut HeldMemory,
+        order: &mut Order,
+    ) -> Result<State, Fault> {
         let Taking { service, topic, .. } = self;
         self.check_partition(partition.index).await?;
         let received_at_us = service.producers().environment().now_us();
@@ -167,6 +182,20 @@ impl Taking<'_> {
         if payload.records == 0 && numbered.is_none() {
             return Ok(State::Empty);
         }
+        if let TopicEncoding::Events(_) = encoding
+            && let Some(route) = service.producers().route(&topic.stream)
+        {
+            let message = Routed {
+                stream: topic.stream.clone(),
+                route,
+                records: payload.records,
+                payload: payload.bytes.into(),
+                received_at_us,
+                numbered,
+            };
+            let covered = self.frame_len + room + length;
+            return self.route(message, content, (covered, held), order).await;
+        }
         let reservation = held.part(payload.bytes.capacity());
         let append = Append {
             stream: topic.stream.clone(),
@@ -184,6 +213,28 @@ impl Taking<'_> {
             submitted,
             content,
             records: payload.records,
+        })
+    }
+
+    /// Sends a message to the shards of its keys. Its number follows those of the connection's messages before it, so that these go
+    /// on without waiting for each other's commits.
+    async fn route(
+        &self,
+        message: Routed,
+        content: Content,
+        (covered, held): (usize, &mut HeldMemory),
+        order: &mut Order,
+    ) -> Result<State, Fault> {
+        let records = message.records;
+        let producers = self.service.producers().clone();
+        let divided = self.service.divided(message, covered, held).await?;
+        let sent = divided.send(&producers).await?;
+        let turn = order.turn();
+        let outcome = tokio::spawn(async move { sent.committed(&producers, Some(turn)).await });
+        Ok(State::Routed {
+            outcome,
+            content,
+            records,
         })
     }
 
@@ -311,6 +362,11 @@ pub(super) async fn outcomes(service: &Service, caller: &Caller, pending: Vec<Pe
     topics
 }
 
+/// The task ends without an answer only when the runtime shuts down.
+fn gone() -> AppendError {
+    AppendError::OutcomeUnknown("the task of the records is gone".into())
+}
+
 impl PendingPartition {
     async fn outcome(mut self, service: &Service, caller: &Caller) -> PartitionOutcome {
         let fault = match self.state {
@@ -323,6 +379,18 @@ impl PendingPartition {
             } => match submitted.committed().await {
                 Ok(committed) if committed.is_repeated => None,
                 Ok(_) => {
+                    service.committed(Transport::Kafka, content, caller, records);
+                    None
+                }
+                Err(error) => Some(error.into()),
+            },
+            State::Routed {
+                outcome,
+                content,
+                records,
+            } => match outcome.await.unwrap_or_else(|_| Err(gone())) {
+                Ok(true) => None,
+                Ok(false) => {
                     service.committed(Transport::Kafka, content, caller, records);
                     None
                 }

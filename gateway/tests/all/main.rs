@@ -9,5 +9,6 @@ mod http;
 mod http_bad_input;
 mod kafka;
 mod numbering;
+mod routing;
 mod tls;
 mod tokens;

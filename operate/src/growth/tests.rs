@@ -1,7 +1,7 @@
 use super::*;
-use millpond_manifest::BatchingPolicy;
 use millpond_manifest::buffer::CannotGrow;
 use millpond_manifest::cursor::{NO_UNIQUE, Opening};
+use millpond_manifest::{BatchingPolicy, UniqueSetting};
 use millpond_storage::unreliable::{Controls, Fault, Faults, On, Unreliable};
 use object_store::memory::InMemory;
 use std::sync::Arc;
@@ -328,4 +328,51 @@ async fn a_cursor_of_another_buffer_in_a_new_shard_stops_the_growth() {
         "{error}"
     );
     assert_eq!(world.shards().await, 1);
+}
+
+/// With more shards it would exit, and the rows of its keys would already be in several shards.
+#[tokio::test]
+async fn a_buffer_does_not_grow_past_a_consumer_that_compares_the_rows_of_one_shard() {
+    let world = world().await;
+    let setting = UniqueSetting {
+        key: vec!["event_id".to_owned()],
+        window_ms: 1_000,
+    };
+    let unique = [("events.order".to_owned(), setting)].into();
+    put(&world.honest, "drops", 0, |cursor| {
+        let policy = policy();
+        let opening = Opening {
+            owner: "somebody",
+            id: 7,
+            now_ms: 1,
+            lease_ms: 1,
+            policy: &policy,
+            unique: &unique,
+            take_over: false,
+        };
+        *cursor = cursor.open(&opening).unwrap().state;
+    })
+    .await;
+    let refused = grow(&world.store, 2).await.unwrap_err().to_string();
+    assert!(
+        refused.contains("consumer drops drops repeated events of stream events.order by event_id"),
+        "{refused}"
+    );
+    assert!(
+        refused.contains("millpond buffer route --unique FILE"),
+        "{refused}"
+    );
+    assert_eq!(world.shards().await, 1);
+    let other = [("events.order".to_owned(), vec!["id".to_owned()])];
+    crate::routes::route(&world.store, &other, None).await.unwrap();
+    assert!(
+        grow(&world.store, 2).await.is_err(),
+        "it is routed by another key"
+    );
+    crate::routes::unroute(&world.store, &["events.order".to_owned()])
+        .await
+        .unwrap();
+    let right = [("events.order".to_owned(), vec!["event_id".to_owned()])];
+    crate::routes::route(&world.store, &right, None).await.unwrap();
+    assert_eq!(grow(&world.store, 2).await.unwrap().shards, 2);
 }

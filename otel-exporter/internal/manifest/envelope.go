@@ -15,6 +15,8 @@ const (
 	// clientsVersion is the version of a manifest with clients. A program that does not know them would erase them, and
 	// then accept their requests again.
 	clientsVersion = 2
+	// bufferVersion is the version of a buffer with routed streams. Programs that would send their rows anywhere refuse it.
+	bufferVersion = 2
 	// sourcesVersion is the version of a manifest with the positions of bridges. Without them, bridges would read
 	// everything again.
 	sourcesVersion = 3
@@ -72,8 +74,11 @@ func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, me
 	}
 	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
 	newest := uint16(FormatVersion)
-	if magic == manifestMagic {
+	switch magic {
+	case manifestMagic:
 		newest = sourcesVersion
+	case bufferMagic:
+		newest = bufferVersion
 	}
 	if version == 0 || version > newest {
 		return fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)

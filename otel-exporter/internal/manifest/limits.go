@@ -9,7 +9,8 @@ import (
 // Limits on the size of an object in bytes and on its repeated fields. An empty message takes two bytes on the wire and
 // a hundred in memory, so repeated fields are counted before decoding.
 const (
-	bufferBytesMax = 64 << 10
+	// Each of the routed streams has a key of eight paths.
+	bufferBytesMax = 1 << 20
 	// The maximum number of entries, each with all streams.
 	logBytesMax = 256 << 20
 	// Earlier versions let a tail grow to 65,536 entries before a commit added its segments, although they did not read
@@ -27,6 +28,10 @@ type count struct {
 }
 
 var (
+	bufferCounts = []count{
+		{"routed streams", []protowire.Number{7}, RoutedMax},
+		{"paths of keys", []protowire.Number{7, 2}, 8 * RoutedMax},
+	}
 	manifestCounts = []count{
 		{"streams", []protowire.Number{8}, StreamsMax},
 		{"pages", []protowire.Number{9}, pagesMax},

@@ -85,9 +85,12 @@ impl Producers {
     async fn look(&self) -> Result<(), LookError> {
         let mut known = self.0.known.lock().await;
         self.0.common.metrics.looks.inc();
+        let before = known.buffer().stamp;
         let growth = known.look(&self.0.common.store).await?;
         if !growth.is_empty() {
             info!(before = growth.start, now = growth.end, "the buffer has grown");
+        }
+        if known.buffer().stamp != before {
             self.take(known.buffer());
         }
         Ok(())
@@ -105,9 +108,16 @@ impl Producers {
                 grown.homes()
             );
         }
+        if grown.routed != state.buffer.routed {
+            let streams: Vec<&str> = grown.routed.keys().map(|stream| &**stream).collect();
+            info!(
+                streams = streams.join(", "),
+                "the streams whose rows are routed by key have changed"
+            );
+        }
         state.buffer = Buffer {
             home_shards: Some(homes),
-            ..*grown
+            ..grown.clone()
         };
     }
 

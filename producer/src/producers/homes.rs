@@ -1,5 +1,6 @@
-//! Numbered requests go to the shard that has their client's row, the *home*, whatever shard the process writes to otherwise. A producer
-//! for a home opens with the first request for it, follows a leader and never leads, and closes after some idle hours.
+//! Numbered requests go to the shard that has their client's row, the *home*, whatever shard the process writes to otherwise. So do rows
+//! of streams that the buffer routes, to the shard of their key. A producer for such a shard opens with the first request for it, follows
+//! a leader and never leads, and closes after some idle hours.
 //!
 //! A home that does not open or commit must harm nobody else. The process is ready without it, and its requests are refused instead of
 //! waiting one after another or filling the memory that all producers share.
@@ -10,6 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::try_join_all;
 use millpond_manifest::ClientId;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
@@ -34,7 +36,7 @@ const IDLE: Duration = Duration::from_secs(6 * 3600);
 /// The outcome of an opening, once there is one.
 type Opened = Option<Result<(), Arc<str>>>;
 
-/// A shard for numbered requests that is not the process's own.
+/// A shard for requests that belong there, and that is not the process's own.
 pub(super) enum Home {
     /// Until the producer is registered. Requests wait until this time.
     Opening(watch::Receiver<Opened>, Instant),
@@ -67,6 +69,26 @@ impl Producers {
         let shard = self.state().buffer.home_of(client);
         let home = self.producer_of(shard).await;
         home.inspect_err(|_| {
+            self.0.common.metrics.home_refused.inc();
+        })
+    }
+
+    /// The producers of these shards, in ascending order, or the reason why one of them cannot be used.
+    ///
+    /// First all of them open, so that the waits begin at one moment. Then the caller gets them one after another: two callers that
+    /// hold one each and wait for the other one could otherwise keep both from being replaced.
+    pub(super) async fn producers_of(&self, shards: &[u32]) -> Result<Vec<InUse>, AppendError> {
+        debug_assert!(shards.is_sorted(), "ascending");
+        let producers = async {
+            try_join_all(shards.iter().map(|shard| self.producer_of(*shard))).await?;
+            let mut producers = Vec::with_capacity(shards.len());
+            for shard in shards {
+                producers.push(self.producer_of(*shard).await?);
+            }
+            Ok(producers)
+        };
+        let producers: Result<_, AppendError> = producers.await;
+        producers.inspect_err(|_| {
             self.0.common.metrics.home_refused.inc();
         })
     }
@@ -150,7 +172,7 @@ impl Producers {
                 }
                 Err(error) => {
                     warn!(
-                        "cannot open shard {shard} for numbered requests: {error}: their clients try again"
+                        "cannot open shard {shard} for requests that belong there: {error}: their clients try again"
                     );
                     let reason: Arc<str> = error.to_string().into();
                     let failed = Home::Failed(reason.clone(), Instant::now() + REOPEN_PAUSE);
@@ -172,11 +194,11 @@ impl Producers {
             self.retire(&mut state, member);
             return;
         }
-        info!("shard {shard} is open for numbered requests");
+        info!("shard {shard} is open for requests that belong there");
         state.homes.insert(shard, Home::Open(member, Instant::now()));
     }
 
-    /// Closes the producer for the numbered requests of a shard, if there is one.
+    /// Closes the producer for the requests that belong to a shard, if there is one.
     pub(super) fn retire_home(&self, state: &mut State, shard: u32) {
         if let Some(Home::Open(..)) = state.homes.get(&shard)
             && let Some(Home::Open(member, _)) = state.homes.remove(&shard)
@@ -195,7 +217,7 @@ impl Producers {
             .map(|(shard, _)| *shard)
             .collect();
         for shard in idle {
-            info!("shard {shard} closes: no numbered request has come for it for a while");
+            info!("shard {shard} closes: no request has come for it for a while");
             self.retire_home(&mut state, shard);
         }
     }
@@ -203,6 +225,6 @@ impl Producers {
 
 /// The answer to a request whose home cannot be used now.
 fn not_here(shard: u32, reason: &str) -> AppendError {
-    let reason = format!("shard {shard}, which has this client's numbers, cannot be used: {reason}");
+    let reason = format!("shard {shard}, to which the request belongs, cannot be used: {reason}");
     AppendError::NotCommitted(reason.into())
 }

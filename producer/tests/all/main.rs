@@ -12,6 +12,7 @@ mod leader;
 mod numbered;
 mod pages;
 mod producer;
+mod routing;
 mod scripts;
 mod shared_commits;
 mod simulation;

@@ -1,7 +1,5 @@
 //! Tables for streams of JSON events: which column a row's values go to. Pure: the server's columns are an argument.
 
-pub(crate) mod json;
-mod key;
 mod kind;
 mod ranks;
 mod sample;
@@ -16,8 +14,8 @@ use crate::schema::judge::{Fault, Found};
 use crate::schema::{MILLPOND, RECEIVED_AT, identifier};
 use crate::sorting::{KeyColumn, Ranks};
 use crate::transform::Transform;
-pub(crate) use key::KeyPaths;
 use kind::Kind;
+pub(crate) use millpond_events::{KeyPaths, json};
 pub use sample::{Proposal, propose};
 use std::collections::{BTreeMap, HashMap};
 pub use time::Unit;
@@ -309,7 +307,7 @@ impl Plan {
             let readers = key.and_then(|key| self.by_key.get(&*key));
             for &place in readers.into_iter().flatten() {
                 given[place] = match &self.columns[place].origin {
-                    Origin::Path { keys, .. } => descend(value, &keys[1..]),
+                    Origin::Path { keys, .. } => json::descend(value, &keys[1..]),
                     Origin::Constant(_) | Origin::ReceivedAt => None,
                 };
             }
@@ -348,24 +346,6 @@ fn check(kind: &Kind, origin: &Origin) -> Result<(), Unfit> {
             _ => Err(Unfit::here(format!("{kind} is not a type of times"))),
         },
     }
-}
-
-/// The value at the end of these keys of objects within objects.
-fn descend<'a>(value: &'a str, keys: &[String]) -> Option<&'a str> {
-    let Some((first, keys)) = keys.split_first() else {
-        return Some(value);
-    };
-    if !value.starts_with('{') {
-        return None;
-    }
-    let mut found = None;
-    let _ = json::members(value, |key, value| {
-        if json::unescaped(key).as_deref() == Some(first.as_str()) {
-            found = Some(value);
-        }
-        Ok::<_, std::convert::Infallible>(())
-    });
-    descend(found?, keys)
 }
 
 fn is_own(name: &str) -> bool {

@@ -182,7 +182,9 @@ type Buffer struct {
 	Version     uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
 	WriterNonce uint64                 `protobuf:"fixed64,5,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
 	// The number of shards that numbered requests go to, from shard 0 on. The first growth writes it. 0: all `shards`.
-	HomeShards    uint32 `protobuf:"varint,6,opt,name=home_shards,json=homeShards,proto3" json:"home_shards,omitempty"`
+	HomeShards uint32 `protobuf:"varint,6,opt,name=home_shards,json=homeShards,proto3" json:"home_shards,omitempty"`
+	// Streams whose rows go to the shard of their key, in the order of their names. Format version 2 if there are some.
+	Routed        []*RoutedStream `protobuf:"bytes,7,rep,name=routed,proto3" json:"routed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -252,6 +254,74 @@ func (x *Buffer) GetHomeShards() uint32 {
 	return 0
 }
 
+func (x *Buffer) GetRouted() []*RoutedStream {
+	if x != nil {
+		return x.Routed
+	}
+	return nil
+}
+
+// A stream of events whose rows with equal keys are in one shard.
+type RoutedStream struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        string                 `protobuf:"bytes,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Key           []string               `protobuf:"bytes,2,rep,name=key,proto3" json:"key,omitempty"`        // JSON paths, as in UniqueSetting
+	Shards        uint32                 `protobuf:"varint,3,opt,name=shards,proto3" json:"shards,omitempty"` // the rows go to this number of shards, from shard 0 on
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoutedStream) Reset() {
+	*x = RoutedStream{}
+	mi := &file_manifest_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoutedStream) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoutedStream) ProtoMessage() {}
+
+func (x *RoutedStream) ProtoReflect() protoreflect.Message {
+	mi := &file_manifest_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoutedStream.ProtoReflect.Descriptor instead.
+func (*RoutedStream) Descriptor() ([]byte, []int) {
+	return file_manifest_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RoutedStream) GetStream() string {
+	if x != nil {
+		return x.Stream
+	}
+	return ""
+}
+
+func (x *RoutedStream) GetKey() []string {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *RoutedStream) GetShards() uint32 {
+	if x != nil {
+		return x.Shards
+	}
+	return 0
+}
+
 type Stream struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -262,7 +332,7 @@ type Stream struct {
 
 func (x *Stream) Reset() {
 	*x = Stream{}
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +344,7 @@ func (x *Stream) String() string {
 func (*Stream) ProtoMessage() {}
 
 func (x *Stream) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[1]
+	mi := &file_manifest_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +357,7 @@ func (x *Stream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stream.ProtoReflect.Descriptor instead.
 func (*Stream) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{1}
+	return file_manifest_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Stream) GetName() string {
@@ -321,7 +391,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -333,7 +403,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[2]
+	mi := &file_manifest_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -346,7 +416,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{2}
+	return file_manifest_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Part) GetStream() uint32 {
@@ -417,7 +487,7 @@ type Entry struct {
 
 func (x *Entry) Reset() {
 	*x = Entry{}
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -429,7 +499,7 @@ func (x *Entry) String() string {
 func (*Entry) ProtoMessage() {}
 
 func (x *Entry) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[3]
+	mi := &file_manifest_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -442,7 +512,7 @@ func (x *Entry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Entry.ProtoReflect.Descriptor instead.
 func (*Entry) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{3}
+	return file_manifest_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Entry) GetSegment() []byte {
@@ -486,7 +556,7 @@ type Members struct {
 
 func (x *Members) Reset() {
 	*x = Members{}
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +568,7 @@ func (x *Members) String() string {
 func (*Members) ProtoMessage() {}
 
 func (x *Members) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[4]
+	mi := &file_manifest_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +581,7 @@ func (x *Members) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Members.ProtoReflect.Descriptor instead.
 func (*Members) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{4}
+	return file_manifest_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Members) GetBufferId() []byte {
@@ -552,7 +622,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -564,7 +634,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[5]
+	mi := &file_manifest_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -577,7 +647,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{5}
+	return file_manifest_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Member) GetInstance() string {
@@ -607,7 +677,7 @@ type Page struct {
 
 func (x *Page) Reset() {
 	*x = Page{}
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -619,7 +689,7 @@ func (x *Page) String() string {
 func (*Page) ProtoMessage() {}
 
 func (x *Page) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[6]
+	mi := &file_manifest_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -632,7 +702,7 @@ func (x *Page) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Page.ProtoReflect.Descriptor instead.
 func (*Page) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{6}
+	return file_manifest_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Page) GetBufferId() []byte {
@@ -678,7 +748,7 @@ type PageReference struct {
 
 func (x *PageReference) Reset() {
 	*x = PageReference{}
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -690,7 +760,7 @@ func (x *PageReference) String() string {
 func (*PageReference) ProtoMessage() {}
 
 func (x *PageReference) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[7]
+	mi := &file_manifest_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -703,7 +773,7 @@ func (x *PageReference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PageReference.ProtoReflect.Descriptor instead.
 func (*PageReference) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{7}
+	return file_manifest_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PageReference) GetFirst() uint64 {
@@ -762,7 +832,7 @@ type Producer struct {
 
 func (x *Producer) Reset() {
 	*x = Producer{}
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -774,7 +844,7 @@ func (x *Producer) String() string {
 func (*Producer) ProtoMessage() {}
 
 func (x *Producer) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[8]
+	mi := &file_manifest_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -787,7 +857,7 @@ func (x *Producer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Producer.ProtoReflect.Descriptor instead.
 func (*Producer) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{8}
+	return file_manifest_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Producer) GetId() []byte {
@@ -845,7 +915,7 @@ type Leader struct {
 
 func (x *Leader) Reset() {
 	*x = Leader{}
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -857,7 +927,7 @@ func (x *Leader) String() string {
 func (*Leader) ProtoMessage() {}
 
 func (x *Leader) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[9]
+	mi := &file_manifest_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -870,7 +940,7 @@ func (x *Leader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leader.ProtoReflect.Descriptor instead.
 func (*Leader) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{9}
+	return file_manifest_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Leader) GetProducer() []byte {
@@ -916,7 +986,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +998,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[10]
+	mi := &file_manifest_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1011,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{10}
+	return file_manifest_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Client) GetId() []byte {
@@ -1003,7 +1073,7 @@ type Source struct {
 
 func (x *Source) Reset() {
 	*x = Source{}
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1085,7 @@ func (x *Source) String() string {
 func (*Source) ProtoMessage() {}
 
 func (x *Source) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[11]
+	mi := &file_manifest_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1098,7 @@ func (x *Source) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Source.ProtoReflect.Descriptor instead.
 func (*Source) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{11}
+	return file_manifest_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Source) GetSource() string {
@@ -1110,7 +1180,7 @@ type Manifest struct {
 
 func (x *Manifest) Reset() {
 	*x = Manifest{}
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1192,7 @@ func (x *Manifest) String() string {
 func (*Manifest) ProtoMessage() {}
 
 func (x *Manifest) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[12]
+	mi := &file_manifest_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1205,7 @@ func (x *Manifest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Manifest.ProtoReflect.Descriptor instead.
 func (*Manifest) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{12}
+	return file_manifest_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Manifest) GetBufferId() []byte {
@@ -1260,7 +1330,7 @@ type BatchingPolicy struct {
 
 func (x *BatchingPolicy) Reset() {
 	*x = BatchingPolicy{}
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1342,7 @@ func (x *BatchingPolicy) String() string {
 func (*BatchingPolicy) ProtoMessage() {}
 
 func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[13]
+	mi := &file_manifest_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1355,7 @@ func (x *BatchingPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchingPolicy.ProtoReflect.Descriptor instead.
 func (*BatchingPolicy) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{13}
+	return file_manifest_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *BatchingPolicy) GetBatchRecords() uint64 {
@@ -1354,7 +1424,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1436,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[14]
+	mi := &file_manifest_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1449,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{14}
+	return file_manifest_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Plan) GetLow() uint64 {
@@ -1407,7 +1477,7 @@ type StreamCursor struct {
 
 func (x *StreamCursor) Reset() {
 	*x = StreamCursor{}
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1419,7 +1489,7 @@ func (x *StreamCursor) String() string {
 func (*StreamCursor) ProtoMessage() {}
 
 func (x *StreamCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[15]
+	mi := &file_manifest_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1432,7 +1502,7 @@ func (x *StreamCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamCursor.ProtoReflect.Descriptor instead.
 func (*StreamCursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{15}
+	return file_manifest_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StreamCursor) GetStream() string {
@@ -1469,7 +1539,7 @@ type Skip struct {
 
 func (x *Skip) Reset() {
 	*x = Skip{}
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1481,7 +1551,7 @@ func (x *Skip) String() string {
 func (*Skip) ProtoMessage() {}
 
 func (x *Skip) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[16]
+	mi := &file_manifest_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1494,7 +1564,7 @@ func (x *Skip) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skip.ProtoReflect.Descriptor instead.
 func (*Skip) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{16}
+	return file_manifest_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Skip) GetStream() string {
@@ -1539,7 +1609,7 @@ type Refused struct {
 
 func (x *Refused) Reset() {
 	*x = Refused{}
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1621,7 @@ func (x *Refused) String() string {
 func (*Refused) ProtoMessage() {}
 
 func (x *Refused) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[17]
+	mi := &file_manifest_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1634,7 @@ func (x *Refused) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Refused.ProtoReflect.Descriptor instead.
 func (*Refused) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{17}
+	return file_manifest_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Refused) GetStream() string {
@@ -1613,7 +1683,7 @@ type SinkTable struct {
 
 func (x *SinkTable) Reset() {
 	*x = SinkTable{}
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1695,7 @@ func (x *SinkTable) String() string {
 func (*SinkTable) ProtoMessage() {}
 
 func (x *SinkTable) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[18]
+	mi := &file_manifest_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1708,7 @@ func (x *SinkTable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTable.ProtoReflect.Descriptor instead.
 func (*SinkTable) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{18}
+	return file_manifest_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SinkTable) GetName() string {
@@ -1667,7 +1737,7 @@ type SinkTables struct {
 
 func (x *SinkTables) Reset() {
 	*x = SinkTables{}
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1679,7 +1749,7 @@ func (x *SinkTables) String() string {
 func (*SinkTables) ProtoMessage() {}
 
 func (x *SinkTables) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[19]
+	mi := &file_manifest_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1692,7 +1762,7 @@ func (x *SinkTables) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SinkTables.ProtoReflect.Descriptor instead.
 func (*SinkTables) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{19}
+	return file_manifest_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SinkTables) GetTables() []*SinkTable {
@@ -1729,7 +1799,7 @@ type TableClaim struct {
 
 func (x *TableClaim) Reset() {
 	*x = TableClaim{}
-	mi := &file_manifest_proto_msgTypes[20]
+	mi := &file_manifest_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1811,7 @@ func (x *TableClaim) String() string {
 func (*TableClaim) ProtoMessage() {}
 
 func (x *TableClaim) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[20]
+	mi := &file_manifest_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1824,7 @@ func (x *TableClaim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableClaim.ProtoReflect.Descriptor instead.
 func (*TableClaim) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{20}
+	return file_manifest_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TableClaim) GetId() uint64 {
@@ -1819,7 +1889,7 @@ type Cursor struct {
 
 func (x *Cursor) Reset() {
 	*x = Cursor{}
-	mi := &file_manifest_proto_msgTypes[21]
+	mi := &file_manifest_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +1901,7 @@ func (x *Cursor) String() string {
 func (*Cursor) ProtoMessage() {}
 
 func (x *Cursor) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[21]
+	mi := &file_manifest_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +1914,7 @@ func (x *Cursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cursor.ProtoReflect.Descriptor instead.
 func (*Cursor) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{21}
+	return file_manifest_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Cursor) GetBufferId() []byte {
@@ -2040,7 +2110,7 @@ type Seen struct {
 
 func (x *Seen) Reset() {
 	*x = Seen{}
-	mi := &file_manifest_proto_msgTypes[22]
+	mi := &file_manifest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2122,7 @@ func (x *Seen) String() string {
 func (*Seen) ProtoMessage() {}
 
 func (x *Seen) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[22]
+	mi := &file_manifest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2135,7 @@ func (x *Seen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Seen.ProtoReflect.Descriptor instead.
 func (*Seen) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{22}
+	return file_manifest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Seen) GetSequence() uint64 {
@@ -2092,7 +2162,7 @@ type Programs struct {
 
 func (x *Programs) Reset() {
 	*x = Programs{}
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2104,7 +2174,7 @@ func (x *Programs) String() string {
 func (*Programs) ProtoMessage() {}
 
 func (x *Programs) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[23]
+	mi := &file_manifest_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2117,7 +2187,7 @@ func (x *Programs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Programs.ProtoReflect.Descriptor instead.
 func (*Programs) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{23}
+	return file_manifest_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Programs) GetPrograms() []*Program {
@@ -2137,7 +2207,7 @@ type Program struct {
 
 func (x *Program) Reset() {
 	*x = Program{}
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2219,7 @@ func (x *Program) String() string {
 func (*Program) ProtoMessage() {}
 
 func (x *Program) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[24]
+	mi := &file_manifest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2232,7 @@ func (x *Program) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Program.ProtoReflect.Descriptor instead.
 func (*Program) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{24}
+	return file_manifest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Program) GetStream() string {
@@ -2194,7 +2264,7 @@ type Deduplication struct {
 
 func (x *Deduplication) Reset() {
 	*x = Deduplication{}
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2206,7 +2276,7 @@ func (x *Deduplication) String() string {
 func (*Deduplication) ProtoMessage() {}
 
 func (x *Deduplication) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[25]
+	mi := &file_manifest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2219,7 +2289,7 @@ func (x *Deduplication) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Deduplication.ProtoReflect.Descriptor instead.
 func (*Deduplication) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{25}
+	return file_manifest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Deduplication) GetStream() string {
@@ -2274,7 +2344,7 @@ type UniqueSetting struct {
 
 func (x *UniqueSetting) Reset() {
 	*x = UniqueSetting{}
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2356,7 @@ func (x *UniqueSetting) String() string {
 func (*UniqueSetting) ProtoMessage() {}
 
 func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[26]
+	mi := &file_manifest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2369,7 @@ func (x *UniqueSetting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSetting.ProtoReflect.Descriptor instead.
 func (*UniqueSetting) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{26}
+	return file_manifest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UniqueSetting) GetKey() []string {
@@ -2326,7 +2396,7 @@ type UniqueReference struct {
 
 func (x *UniqueReference) Reset() {
 	*x = UniqueReference{}
-	mi := &file_manifest_proto_msgTypes[27]
+	mi := &file_manifest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2408,7 @@ func (x *UniqueReference) String() string {
 func (*UniqueReference) ProtoMessage() {}
 
 func (x *UniqueReference) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[27]
+	mi := &file_manifest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2421,7 @@ func (x *UniqueReference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueReference.ProtoReflect.Descriptor instead.
 func (*UniqueReference) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{27}
+	return file_manifest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UniqueReference) GetNext() uint64 {
@@ -2389,7 +2459,7 @@ type UniqueSnapshot struct {
 
 func (x *UniqueSnapshot) Reset() {
 	*x = UniqueSnapshot{}
-	mi := &file_manifest_proto_msgTypes[28]
+	mi := &file_manifest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2401,7 +2471,7 @@ func (x *UniqueSnapshot) String() string {
 func (*UniqueSnapshot) ProtoMessage() {}
 
 func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[28]
+	mi := &file_manifest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2414,7 +2484,7 @@ func (x *UniqueSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UniqueSnapshot.ProtoReflect.Descriptor instead.
 func (*UniqueSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{28}
+	return file_manifest_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UniqueSnapshot) GetBufferId() []byte {
@@ -2512,7 +2582,7 @@ type EarlierSnapshot struct {
 
 func (x *EarlierSnapshot) Reset() {
 	*x = EarlierSnapshot{}
-	mi := &file_manifest_proto_msgTypes[29]
+	mi := &file_manifest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2594,7 @@ func (x *EarlierSnapshot) String() string {
 func (*EarlierSnapshot) ProtoMessage() {}
 
 func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[29]
+	mi := &file_manifest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2607,7 @@ func (x *EarlierSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EarlierSnapshot.ProtoReflect.Descriptor instead.
 func (*EarlierSnapshot) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{29}
+	return file_manifest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EarlierSnapshot) GetReference() *UniqueReference {
@@ -2584,7 +2654,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_manifest_proto_msgTypes[30]
+	mi := &file_manifest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2666,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_manifest_proto_msgTypes[30]
+	mi := &file_manifest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2679,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_manifest_proto_rawDescGZIP(), []int{30}
+	return file_manifest_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DeadLetter) GetBufferId() []byte {
@@ -2714,14 +2784,19 @@ var File_manifest_proto protoreflect.FileDescriptor
 
 const file_manifest_proto_rawDesc = "" +
 	"\n" +
-	"\x0emanifest.proto\x12\vmillpond.v1\"\x9b\x01\n" +
+	"\x0emanifest.proto\x12\vmillpond.v1\"\xce\x01\n" +
 	"\x06Buffer\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x16\n" +
 	"\x06shards\x18\x02 \x01(\rR\x06shards\x12\x18\n" +
 	"\aversion\x18\x04 \x01(\x04R\aversion\x12!\n" +
 	"\fwriter_nonce\x18\x05 \x01(\x06R\vwriterNonce\x12\x1f\n" +
 	"\vhome_shards\x18\x06 \x01(\rR\n" +
-	"homeShards\"O\n" +
+	"homeShards\x121\n" +
+	"\x06routed\x18\a \x03(\v2\x19.millpond.v1.RoutedStreamR\x06routed\"P\n" +
+	"\fRoutedStream\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x10\n" +
+	"\x03key\x18\x02 \x03(\tR\x03key\x12\x16\n" +
+	"\x06shards\x18\x03 \x01(\rR\x06shards\"O\n" +
 	"\x06Stream\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x121\n" +
 	"\bencoding\x18\x02 \x01(\x0e2\x15.millpond.v1.EncodingR\bencoding\"\xf8\x01\n" +
@@ -2973,82 +3048,84 @@ func file_manifest_proto_rawDescGZIP() []byte {
 }
 
 var file_manifest_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_manifest_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_manifest_proto_goTypes = []any{
 	(Encoding)(0),           // 0: millpond.v1.Encoding
 	(Ownership)(0),          // 1: millpond.v1.Ownership
 	(DeadLetterKind)(0),     // 2: millpond.v1.DeadLetterKind
 	(*Buffer)(nil),          // 3: millpond.v1.Buffer
-	(*Stream)(nil),          // 4: millpond.v1.Stream
-	(*Part)(nil),            // 5: millpond.v1.Part
-	(*Entry)(nil),           // 6: millpond.v1.Entry
-	(*Members)(nil),         // 7: millpond.v1.Members
-	(*Member)(nil),          // 8: millpond.v1.Member
-	(*Page)(nil),            // 9: millpond.v1.Page
-	(*PageReference)(nil),   // 10: millpond.v1.PageReference
-	(*Producer)(nil),        // 11: millpond.v1.Producer
-	(*Leader)(nil),          // 12: millpond.v1.Leader
-	(*Client)(nil),          // 13: millpond.v1.Client
-	(*Source)(nil),          // 14: millpond.v1.Source
-	(*Manifest)(nil),        // 15: millpond.v1.Manifest
-	(*BatchingPolicy)(nil),  // 16: millpond.v1.BatchingPolicy
-	(*Plan)(nil),            // 17: millpond.v1.Plan
-	(*StreamCursor)(nil),    // 18: millpond.v1.StreamCursor
-	(*Skip)(nil),            // 19: millpond.v1.Skip
-	(*Refused)(nil),         // 20: millpond.v1.Refused
-	(*SinkTable)(nil),       // 21: millpond.v1.SinkTable
-	(*SinkTables)(nil),      // 22: millpond.v1.SinkTables
-	(*TableClaim)(nil),      // 23: millpond.v1.TableClaim
-	(*Cursor)(nil),          // 24: millpond.v1.Cursor
-	(*Seen)(nil),            // 25: millpond.v1.Seen
-	(*Programs)(nil),        // 26: millpond.v1.Programs
-	(*Program)(nil),         // 27: millpond.v1.Program
-	(*Deduplication)(nil),   // 28: millpond.v1.Deduplication
-	(*UniqueSetting)(nil),   // 29: millpond.v1.UniqueSetting
-	(*UniqueReference)(nil), // 30: millpond.v1.UniqueReference
-	(*UniqueSnapshot)(nil),  // 31: millpond.v1.UniqueSnapshot
-	(*EarlierSnapshot)(nil), // 32: millpond.v1.EarlierSnapshot
-	(*DeadLetter)(nil),      // 33: millpond.v1.DeadLetter
+	(*RoutedStream)(nil),    // 4: millpond.v1.RoutedStream
+	(*Stream)(nil),          // 5: millpond.v1.Stream
+	(*Part)(nil),            // 6: millpond.v1.Part
+	(*Entry)(nil),           // 7: millpond.v1.Entry
+	(*Members)(nil),         // 8: millpond.v1.Members
+	(*Member)(nil),          // 9: millpond.v1.Member
+	(*Page)(nil),            // 10: millpond.v1.Page
+	(*PageReference)(nil),   // 11: millpond.v1.PageReference
+	(*Producer)(nil),        // 12: millpond.v1.Producer
+	(*Leader)(nil),          // 13: millpond.v1.Leader
+	(*Client)(nil),          // 14: millpond.v1.Client
+	(*Source)(nil),          // 15: millpond.v1.Source
+	(*Manifest)(nil),        // 16: millpond.v1.Manifest
+	(*BatchingPolicy)(nil),  // 17: millpond.v1.BatchingPolicy
+	(*Plan)(nil),            // 18: millpond.v1.Plan
+	(*StreamCursor)(nil),    // 19: millpond.v1.StreamCursor
+	(*Skip)(nil),            // 20: millpond.v1.Skip
+	(*Refused)(nil),         // 21: millpond.v1.Refused
+	(*SinkTable)(nil),       // 22: millpond.v1.SinkTable
+	(*SinkTables)(nil),      // 23: millpond.v1.SinkTables
+	(*TableClaim)(nil),      // 24: millpond.v1.TableClaim
+	(*Cursor)(nil),          // 25: millpond.v1.Cursor
+	(*Seen)(nil),            // 26: millpond.v1.Seen
+	(*Programs)(nil),        // 27: millpond.v1.Programs
+	(*Program)(nil),         // 28: millpond.v1.Program
+	(*Deduplication)(nil),   // 29: millpond.v1.Deduplication
+	(*UniqueSetting)(nil),   // 30: millpond.v1.UniqueSetting
+	(*UniqueReference)(nil), // 31: millpond.v1.UniqueReference
+	(*UniqueSnapshot)(nil),  // 32: millpond.v1.UniqueSnapshot
+	(*EarlierSnapshot)(nil), // 33: millpond.v1.EarlierSnapshot
+	(*DeadLetter)(nil),      // 34: millpond.v1.DeadLetter
 }
 var file_manifest_proto_depIdxs = []int32{
-	0,  // 0: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
-	5,  // 1: millpond.v1.Entry.parts:type_name -> millpond.v1.Part
-	8,  // 2: millpond.v1.Members.members:type_name -> millpond.v1.Member
-	6,  // 3: millpond.v1.Page.entries:type_name -> millpond.v1.Entry
-	4,  // 4: millpond.v1.Manifest.streams:type_name -> millpond.v1.Stream
-	10, // 5: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
-	6,  // 6: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
-	11, // 7: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
-	12, // 8: millpond.v1.Manifest.leader:type_name -> millpond.v1.Leader
-	13, // 9: millpond.v1.Manifest.clients:type_name -> millpond.v1.Client
-	13, // 10: millpond.v1.Manifest.keys:type_name -> millpond.v1.Client
-	14, // 11: millpond.v1.Manifest.sources:type_name -> millpond.v1.Source
-	17, // 12: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
-	21, // 13: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
-	23, // 14: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
-	21, // 15: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
-	1,  // 16: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
-	16, // 17: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
-	18, // 18: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
-	19, // 19: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
-	20, // 20: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
-	22, // 21: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
-	28, // 22: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
-	25, // 23: millpond.v1.Cursor.seen:type_name -> millpond.v1.Seen
-	26, // 24: millpond.v1.Cursor.programs:type_name -> millpond.v1.Programs
-	27, // 25: millpond.v1.Programs.programs:type_name -> millpond.v1.Program
-	29, // 26: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
-	30, // 27: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
-	29, // 28: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
-	32, // 29: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
-	30, // 30: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
-	2,  // 31: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
-	0,  // 32: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
-	33, // [33:33] is the sub-list for method output_type
-	33, // [33:33] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	4,  // 0: millpond.v1.Buffer.routed:type_name -> millpond.v1.RoutedStream
+	0,  // 1: millpond.v1.Stream.encoding:type_name -> millpond.v1.Encoding
+	6,  // 2: millpond.v1.Entry.parts:type_name -> millpond.v1.Part
+	9,  // 3: millpond.v1.Members.members:type_name -> millpond.v1.Member
+	7,  // 4: millpond.v1.Page.entries:type_name -> millpond.v1.Entry
+	5,  // 5: millpond.v1.Manifest.streams:type_name -> millpond.v1.Stream
+	11, // 6: millpond.v1.Manifest.pages:type_name -> millpond.v1.PageReference
+	7,  // 7: millpond.v1.Manifest.tail:type_name -> millpond.v1.Entry
+	12, // 8: millpond.v1.Manifest.producers:type_name -> millpond.v1.Producer
+	13, // 9: millpond.v1.Manifest.leader:type_name -> millpond.v1.Leader
+	14, // 10: millpond.v1.Manifest.clients:type_name -> millpond.v1.Client
+	14, // 11: millpond.v1.Manifest.keys:type_name -> millpond.v1.Client
+	15, // 12: millpond.v1.Manifest.sources:type_name -> millpond.v1.Source
+	18, // 13: millpond.v1.StreamCursor.planned:type_name -> millpond.v1.Plan
+	22, // 14: millpond.v1.SinkTables.tables:type_name -> millpond.v1.SinkTable
+	24, // 15: millpond.v1.SinkTables.claim:type_name -> millpond.v1.TableClaim
+	22, // 16: millpond.v1.TableClaim.tables:type_name -> millpond.v1.SinkTable
+	1,  // 17: millpond.v1.Cursor.ownership:type_name -> millpond.v1.Ownership
+	17, // 18: millpond.v1.Cursor.policy:type_name -> millpond.v1.BatchingPolicy
+	19, // 19: millpond.v1.Cursor.streams:type_name -> millpond.v1.StreamCursor
+	20, // 20: millpond.v1.Cursor.skipped:type_name -> millpond.v1.Skip
+	21, // 21: millpond.v1.Cursor.refused:type_name -> millpond.v1.Refused
+	23, // 22: millpond.v1.Cursor.tables:type_name -> millpond.v1.SinkTables
+	29, // 23: millpond.v1.Cursor.unique:type_name -> millpond.v1.Deduplication
+	26, // 24: millpond.v1.Cursor.seen:type_name -> millpond.v1.Seen
+	27, // 25: millpond.v1.Cursor.programs:type_name -> millpond.v1.Programs
+	28, // 26: millpond.v1.Programs.programs:type_name -> millpond.v1.Program
+	30, // 27: millpond.v1.Deduplication.setting:type_name -> millpond.v1.UniqueSetting
+	31, // 28: millpond.v1.Deduplication.snapshot:type_name -> millpond.v1.UniqueReference
+	30, // 29: millpond.v1.UniqueSnapshot.setting:type_name -> millpond.v1.UniqueSetting
+	33, // 30: millpond.v1.UniqueSnapshot.earlier:type_name -> millpond.v1.EarlierSnapshot
+	31, // 31: millpond.v1.EarlierSnapshot.reference:type_name -> millpond.v1.UniqueReference
+	2,  // 32: millpond.v1.DeadLetter.kind:type_name -> millpond.v1.DeadLetterKind
+	0,  // 33: millpond.v1.DeadLetter.encoding:type_name -> millpond.v1.Encoding
+	34, // [34:34] is the sub-list for method output_type
+	34, // [34:34] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_manifest_proto_init() }
@@ -3062,7 +3139,7 @@ func file_manifest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_manifest_proto_rawDesc), len(file_manifest_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2,9 +2,10 @@
 
 use memchr::memchr2;
 use std::borrow::Cow;
+use std::convert::Infallible;
 
 /// Passes each key and value of an object, with the key's text between its quotes, until `take` fails.
-pub(crate) fn members<'a, E>(
+pub fn members<'a, E>(
     object: &'a str,
     mut take: impl FnMut(&'a str, &'a str) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -19,7 +20,7 @@ pub(crate) fn members<'a, E>(
 }
 
 /// Passes each item of an array, until `take` fails.
-pub(crate) fn items<'a, E>(array: &'a str, mut take: impl FnMut(&'a str) -> Result<(), E>) -> Result<(), E> {
+pub fn items<'a, E>(array: &'a str, mut take: impl FnMut(&'a str) -> Result<(), E>) -> Result<(), E> {
     let mut rest = Rest { text: array, at: 1 };
     while let Some(value) = rest.value() {
         take(value)?;
@@ -29,11 +30,30 @@ pub(crate) fn items<'a, E>(array: &'a str, mut take: impl FnMut(&'a str) -> Resu
 }
 
 /// The value of a string, given the text between its quotes. `None` if an escape is half of a surrogate pair.
-pub(crate) fn unescaped(inner: &str) -> Option<Cow<'_, str>> {
+#[inline]
+pub fn unescaped(inner: &str) -> Option<Cow<'_, str>> {
     if !inner.contains('\\') {
         return Some(Cow::Borrowed(inner));
     }
     serde_json::from_str(&format!("\"{inner}\"")).ok().map(Cow::Owned)
+}
+
+/// The value at the end of these keys of objects within objects.
+pub fn descend<'a>(value: &'a str, keys: &[String]) -> Option<&'a str> {
+    let Some((first, keys)) = keys.split_first() else {
+        return Some(value);
+    };
+    if !value.starts_with('{') {
+        return None;
+    }
+    let mut found = None;
+    let _ = members(value, |key, value| {
+        if unescaped(key).as_deref() == Some(first.as_str()) {
+            found = Some(value);
+        }
+        Ok::<_, Infallible>(())
+    });
+    descend(found?, keys)
 }
 
 /// The unread rest of an object or an array.
@@ -43,16 +63,19 @@ struct Rest<'a> {
 }
 
 impl<'a> Rest<'a> {
+    #[inline]
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }
 
+    #[inline]
     fn blank(&mut self) {
         while self.peek().is_some_and(|byte| byte.is_ascii_whitespace()) {
             self.at += 1;
         }
     }
 
+    #[inline]
     fn skip(&mut self, byte: u8) {
         self.blank();
         if self.peek() == Some(byte) {
@@ -61,6 +84,7 @@ impl<'a> Rest<'a> {
     }
 
     /// The next value; `None` at the closing bracket.
+    #[inline]
     fn value(&mut self) -> Option<&'a str> {
         self.blank();
         let start = self.at;
@@ -72,6 +96,7 @@ impl<'a> Rest<'a> {
         self.text.get(start..self.at).filter(|value| !value.is_empty())
     }
 
+    #[inline]
     fn string(&mut self) {
         self.at += 1;
         while let Some(found) = memchr2(
@@ -88,6 +113,7 @@ impl<'a> Rest<'a> {
         self.at = self.text.len();
     }
 
+    #[inline]
     fn nested(&mut self) {
         let mut depth = 0usize;
         while let Some(byte) = self.peek() {
@@ -107,6 +133,7 @@ impl<'a> Rest<'a> {
         }
     }
 
+    #[inline]
     fn scalar(&mut self) {
         let is_end = |byte: &u8| matches!(byte, b',' | b':' | b'}' | b']') || byte.is_ascii_whitespace();
         let rest = &self.text.as_bytes()[self.at..];
@@ -117,7 +144,6 @@ impl<'a> Rest<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::convert::Infallible;
 
     fn split(object: &str) -> Vec<(&str, &str)> {
         let mut found = Vec::new();

@@ -1,16 +1,63 @@
-//! The key of a row: the values at some paths. The last of equal keys of an object counts, as in columns.
+//! The key of a row: a hash of the values at some paths. The last of equal keys of an object counts, as in columns.
+//!
+//! The hash must never change: snapshots hold it, and rows are in the shard that follows from it.
 
-use super::descend;
-use super::json::{self, unescaped};
-use millpond_consumer::{KeyHasher, KeyValue};
+use crate::json::{self, descend, unescaped};
+use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 
+/// A value of a row that is a part of its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyValue<'a> {
+    /// The characters of a string.
+    Text(&'a str),
+    /// The text of a number.
+    Number(&'a str),
+    /// `true` or `false`.
+    Flag(bool),
+}
+
+/// Hashes the values of one key, in the order of its paths.
+#[derive(Debug, Clone, Default)]
+pub struct KeyHasher {
+    /// For each value its kind, the length of its text, and the text, so that no two keys have the same bytes.
+    bytes: Vec<u8>,
+}
+
+impl KeyHasher {
+    /// Begins another key.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+    }
+
+    /// Adds the next value.
+    pub fn add(&mut self, value: KeyValue<'_>) {
+        let (kind, text) = match value {
+            KeyValue::Text(text) => (b's', text),
+            KeyValue::Number(text) => (b'n', text),
+            KeyValue::Flag(true) => (b'b', "true"),
+            KeyValue::Flag(false) => (b'b', "false"),
+        };
+        self.bytes.push(kind);
+        self.bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        self.bytes.extend_from_slice(text.as_bytes());
+    }
+
+    /// The first 128 bits of the key's SHA-256.
+    pub fn hash(&self) -> u128 {
+        let digest = Sha256::digest(&self.bytes);
+        let first = digest.first_chunk::<16>();
+        u128::from_le_bytes(*first.expect("a digest has 32 bytes"))
+    }
+}
+
 /// The paths of a key.
-pub(crate) struct KeyPaths(Vec<Vec<String>>);
+#[derive(Debug, Clone)]
+pub struct KeyPaths(Vec<Vec<String>>);
 
 impl KeyPaths {
     /// `paths` with dots between the keys of objects.
-    pub(crate) fn new(paths: &[String]) -> KeyPaths {
+    pub fn new(paths: &[String]) -> KeyPaths {
         let keys = paths
             .iter()
             .map(|path| path.split('.').map(str::to_owned).collect());
@@ -18,7 +65,7 @@ impl KeyPaths {
     }
 
     /// The hash of the key of a row, which is valid JSON. `None` if a value is missing, null, an object or an array.
-    pub(crate) fn key(&self, row: &str, hasher: &mut KeyHasher) -> Option<u128> {
+    pub fn key(&self, row: &str, hasher: &mut KeyHasher) -> Option<u128> {
         if !row.starts_with('{') {
             return None;
         }
@@ -73,6 +120,34 @@ mod tests {
         let mut hasher = KeyHasher::default();
         values.iter().for_each(|value| hasher.add(*value));
         Some(hasher.hash())
+    }
+
+    #[test]
+    fn the_hash_never_changes() {
+        let values = [
+            KeyValue::Text("é"),
+            KeyValue::Number("1.50"),
+            KeyValue::Flag(true),
+        ];
+        let hash = hash(&values).expect("it has values");
+        assert_eq!(format!("{hash:032x}"), "7de56b25f1f9c9cb696c30778c7933f3");
+    }
+
+    #[test]
+    fn different_values_are_different_keys() {
+        use KeyValue::{Flag, Number, Text};
+        let keys: [&[KeyValue<'_>]; 8] = [
+            &[Text("1")],
+            &[Number("1")],
+            &[Number("1.0")],
+            &[Text("true")],
+            &[Flag(true)],
+            &[Text("a"), Text("b")],
+            &[Text("ab"), Text("")],
+            &[Text("b"), Text("a")],
+        ];
+        let hashes: std::collections::BTreeSet<_> = keys.iter().map(|key| hash(key)).collect();
+        assert_eq!(hashes.len(), keys.len());
     }
 
     #[test]

@@ -1,0 +1,70 @@
+//! The shards of keys. A stage knows the keys of its shard alone, so with several shards gateways must route the rows by key. The consumer
+//! counts rows that are elsewhere: nothing compares them with the rows of their shard.
+
+use super::keys::PartKeys;
+use crate::metrics::{Metrics, label};
+use millpond_manifest::{Route, Routes};
+use millpond_runtime::Environment;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tracing::warn;
+
+/// The time between two warnings.
+const WARN_INTERVAL: Duration = Duration::from_secs(600);
+
+/// The routes of the buffer, as last seen.
+#[derive(Debug)]
+pub(crate) struct Routing {
+    routes: Mutex<Routes>,
+    warned_at: Mutex<Option<Duration>>,
+}
+
+impl Routing {
+    pub(crate) fn new(routes: Routes) -> Routing {
+        Routing {
+            routes: routes.into(),
+            warned_at: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn set(&self, routes: Routes) {
+        *self.routes.lock().unwrap_or_else(PoisonError::into_inner) = routes;
+    }
+
+    fn route(&self, stream: &str) -> Option<Arc<Route>> {
+        let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+        routes.get(stream).cloned()
+    }
+
+    /// Counts the rows of a batch that are not in the shard of their key.
+    pub(crate) fn count(
+        &self,
+        (stream, shard): (&str, u32),
+        parts: &[PartKeys],
+        metrics: &Metrics,
+        environment: &dyn Environment,
+    ) {
+        let Some(route) = self.route(stream) else { return };
+        let rows = parts.iter().flat_map(|part| &part.keys);
+        let misrouted = rows.filter(|row| route.shard_of(row.key) != shard).count();
+        if misrouted == 0 {
+            return;
+        }
+        metrics
+            .unique_misrouted
+            .get_or_create(&label(stream))
+            .inc_by(misrouted as u64);
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = environment.uptime();
+        if warned_at.is_none_or(|before| now >= before + WARN_INTERVAL) {
+            *warned_at = Some(now);
+            warn!(
+                stream,
+                shard,
+                rows = misrouted,
+                "rows are in another shard than that of their key, where a repetition passes: their gateway had not noticed the route of \
+                 the stream yet, or is older, or they came before the route; millpond_consumer_unique_misrouted_total counts them"
+            );
+        }
+    }
+}

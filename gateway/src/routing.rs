@@ -1,0 +1,182 @@
+//! Sends the rows of routed streams to the shards of their keys. It appends the rows that belong to shards first, and the rest after their
+//! commit: the number of the request, and the rows that nobody would recognise when the client repeats it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use millpond_producer::{Append, AppendError, Numbered, Producers, Route, Submitted};
+use millpond_segment::Encoding;
+use tokio::sync::oneshot;
+
+use crate::memory::HeldMemory;
+use crate::refusal::Refusal;
+use crate::request::{Service, TRANSCODE_INLINE_MAX};
+use crate::rows::{Division, Part, Parts};
+
+/// Memory of a part beside its message.
+const PART_BYTES: usize = Append::cost(0) + 128;
+
+/// A message of a routed stream.
+pub(crate) struct Routed {
+    pub(crate) stream: Arc<str>,
+    pub(crate) route: Arc<Route>,
+    pub(crate) payload: Bytes,
+    pub(crate) records: u64,
+    pub(crate) received_at_us: i64,
+    pub(crate) numbered: Option<Numbered>,
+}
+
+/// A message on its way into several shards.
+pub(crate) struct Divided {
+    keyed: Vec<(u32, Append)>,
+    rest: Option<Rest>,
+}
+
+struct Rest {
+    shard: u32,
+    append: Append,
+    numbered: Option<Numbered>,
+}
+
+/// A message whose rows with keys are with the producers.
+pub(crate) struct Sent {
+    keyed: Vec<Submitted>,
+    rest: Option<Rest>,
+}
+
+/// A message's place in the order of those that came over one connection. The next one has its turn when this is dropped.
+pub(crate) struct Turn {
+    before: Option<oneshot::Receiver<()>>,
+    _after: oneshot::Sender<()>,
+}
+
+/// The order of the rests of a connection's messages: numbers follow one another in it.
+#[derive(Default)]
+pub(crate) struct Order(Option<oneshot::Receiver<()>>);
+
+impl Order {
+    /// The place of the next message.
+    pub(crate) fn turn(&mut self) -> Turn {
+        let (after, next) = oneshot::channel();
+        Turn {
+            before: self.0.replace(next),
+            _after: after,
+        }
+    }
+}
+
+impl Turn {
+    async fn comes(&mut self) {
+        if let Some(before) = self.before.take() {
+            // The sender only ever goes away.
+            let _ = before.await;
+        }
+    }
+}
+
+impl Service {
+    /// Divides a message among shards, and pays for the parts. `held` covers `covered` bytes, the message among them.
+    pub(crate) async fn divided(
+        &self,
+        message: Routed,
+        covered: usize,
+        held: &mut HeldMemory,
+    ) -> Result<Divided, Refusal> {
+        let Routed {
+            stream,
+            route,
+            payload,
+            records,
+            received_at_us,
+            numbered,
+        } = message;
+        let producers = self.producers();
+        let rest_in = match &numbered {
+            Some(numbered) => producers.shard_of(numbered.client),
+            None => producers.shard(),
+        };
+        let rows = usize::try_from(records).unwrap_or(usize::MAX);
+        let reading = rows.saturating_mul(Division::ROW_BYTES);
+        held.grow_to(covered.saturating_add(reading)).await?;
+        let (long, has_rest) = (payload.len() > TRANSCODE_INLINE_MAX, numbered.is_some());
+        let of = payload.clone();
+        let division = self.off_loop(long, move || {
+            Division::of(&of, records, &route, rest_in, has_rest)
+        });
+        let division = division.await?;
+        let copies = if division.is_whole() { 0 } else { payload.len() };
+        let parts = division.len() * PART_BYTES;
+        held.grow_to(covered.saturating_add(reading + copies + parts))
+            .await?;
+        let parts = self.off_loop(long && copies > 0, move || division.parts(&payload));
+        let Parts { keyed, rest } = parts.await?;
+        let mut append = |part: Part| Append {
+            stream: stream.clone(),
+            encoding: Encoding::Ndjson,
+            records: part.records,
+            received_at_us,
+            reservation: held.part(Append::cost(part.payload.len())),
+            payload: part.payload,
+        };
+        Ok(Divided {
+            keyed: keyed.into_iter().map(|part| (part.shard, append(part))).collect(),
+            rest: rest.map(|part| Rest {
+                shard: part.shard,
+                append: append(part),
+                numbered,
+            }),
+        })
+    }
+}
+
+impl Divided {
+    /// Hands the rows with keys over, unless one of their shards cannot be used.
+    pub(crate) async fn send(self, producers: &Producers) -> Result<Sent, AppendError> {
+        let Divided { keyed, rest } = self;
+        let keyed = match keyed.is_empty() {
+            true => Vec::new(),
+            false => producers.submit_to(keyed).await?,
+        };
+        Ok(Sent { keyed, rest })
+    }
+}
+
+impl Sent {
+    /// Waits until all of the message is committed. Returns true if the log had it already, under the same number.
+    ///
+    /// # Errors
+    /// Rows with keys may be in the log. The rest is not, as far as the error says so.
+    pub(crate) async fn committed(
+        self,
+        producers: &Producers,
+        mut turn: Option<Turn>,
+    ) -> Result<bool, AppendError> {
+        let mut keyed = Ok(());
+        for submitted in self.keyed {
+            keyed = keyed.and(submitted.committed().await.map(drop));
+        }
+        // Also after an error: the message after this one must not overtake the one before.
+        if let Some(turn) = &mut turn {
+            turn.comes().await;
+        }
+        keyed?;
+        let Some(Rest {
+            shard,
+            append,
+            numbered,
+        }) = self.rest
+        else {
+            return Ok(false);
+        };
+        let submitted = match numbered {
+            Some(numbered) => vec![producers.submit_numbered(append, numbered).await?],
+            None => producers.submit_to(vec![(shard, append)]).await?,
+        };
+        drop(turn);
+        let mut is_repeated = false;
+        for submitted in submitted {
+            is_repeated = submitted.committed().await?.is_repeated;
+        }
+        Ok(is_repeated)
+    }
+}
