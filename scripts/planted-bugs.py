@@ -1353,6 +1353,12 @@ CATCHERS = {
     "route-follows-growth": [
         dividing_rows("growth_changes_no_row_s_shard", "both are where a consumer compares them")
     ],
+    "rest-unchecked": [
+        dividing_rows(
+            "no_row_is_stored_while_the_shard_of_the_number_cannot_be_used",
+            "rows of refused requests are stored",
+        )
+    ],
     "shards-one-by-one": [
         Catcher(
             "producer/tests/all/routing.rs",

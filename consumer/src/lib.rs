@@ -299,7 +299,9 @@ impl Consumer {
                         other.key.join(", "),
                         setting.key.join(", ")
                     ),
-                    format!("`millpond buffer unroute {stream} --buffer {url}` and then {route}"),
+                    format!(
+                        "`millpond buffer unroute {stream} --buffer {url}` and then {route}; all consumers of the stream need the same key"
+                    ),
                 ),
             };
             return Err(ConsumeError::UniqueShards {

@@ -541,7 +541,7 @@ impl Service {
     }
 }
 
-fn refusal(error: AppendError, encoding: StreamEncoding) -> Refusal {
+pub(crate) fn refusal(error: AppendError, encoding: StreamEncoding) -> Refusal {
     match error {
         AppendError::OverBudget(over) => over.into(),
         AppendError::Client(refused) => numbering::refusal(&refused),

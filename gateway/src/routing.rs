@@ -10,11 +10,11 @@ use tokio::sync::oneshot;
 
 use crate::memory::HeldMemory;
 use crate::refusal::Refusal;
-use crate::request::{Service, TRANSCODE_INLINE_MAX};
+use crate::request::{Service, TRANSCODE_INLINE_MAX, refusal};
 use crate::rows::{Division, Part, Parts};
 
-/// Memory of a part beside its message.
-const PART_BYTES: usize = Append::cost(0) + 128;
+/// Memory of a part beside what a producer pays for.
+const PART_BYTES: usize = 128;
 
 /// A message of a routed stream.
 pub(crate) struct Routed {
@@ -104,38 +104,56 @@ impl Service {
             Division::of(&of, records, &route, rest_in, has_rest)
         });
         let division = division.await?;
-        let copies = if division.is_whole() { 0 } else { payload.len() };
-        let parts = division.len() * PART_BYTES;
-        held.grow_to(covered.saturating_add(reading + copies + parts))
-            .await?;
-        let parts = self.off_loop(long && copies > 0, move || division.parts(&payload));
-        let Parts { keyed, rest } = parts.await?;
-        let mut append = |part: Part| Append {
-            stream: stream.clone(),
-            encoding: Encoding::Ndjson,
-            records: part.records,
-            received_at_us,
-            reservation: held.part(Append::cost(part.payload.len())),
-            payload: part.payload,
+        // All that the producers will want, so that none of them asks for more after others have taken their rows.
+        let cost = |bytes, is_numbered| {
+            let cost = producers.cost(bytes, is_numbered);
+            cost.map_err(|error| refusal(error, Encoding::Ndjson))
         };
-        Ok(Divided {
-            keyed: keyed.into_iter().map(|part| (part.shard, append(part))).collect(),
-            rest: rest.map(|part| Rest {
+        let mut parts = division.len() * PART_BYTES;
+        for bytes in division.sizes() {
+            parts += cost(bytes, has_rest)?;
+        }
+        let is_copied = !division.is_whole();
+        let there = if is_copied { 0 } else { payload.len() };
+        held.grow_to(covered.saturating_add(reading + parts.saturating_sub(there)))
+            .await?;
+        let parts = self.off_loop(long && is_copied, move || division.parts(&payload));
+        let Parts { keyed, rest } = parts.await?;
+        let mut append = |part: Part, is_numbered| {
+            Ok(Append {
+                stream: stream.clone(),
+                encoding: Encoding::Ndjson,
+                records: part.records,
+                received_at_us,
+                reservation: held.part(cost(part.payload.len(), is_numbered)?),
+                payload: part.payload,
+            })
+        };
+        let keyed = keyed.into_iter().map(|part| Ok((part.shard, append(part, false)?)));
+        let keyed = keyed.collect::<Result<_, Refusal>>()?;
+        let rest = match rest {
+            None => None,
+            Some(part) => Some(Rest {
                 shard: part.shard,
-                append: append(part),
+                append: append(part, has_rest)?,
                 numbered,
             }),
-        })
+        };
+        Ok(Divided { keyed, rest })
     }
 }
 
 impl Divided {
-    /// Hands the rows with keys over, unless one of their shards cannot be used.
+    /// Hands the rows with keys over, unless one of the shards cannot be used, that of the rest included: each repetition of a request
+    /// appends them again.
     pub(crate) async fn send(self, producers: &Producers) -> Result<Sent, AppendError> {
         let Divided { keyed, rest } = self;
         let keyed = match keyed.is_empty() {
             true => Vec::new(),
-            false => producers.submit_to(keyed).await?,
+            false => {
+                let rest_in = rest.as_ref().map(|rest| rest.shard);
+                producers.submit_to(keyed, rest_in).await?
+            }
         };
         Ok(Sent { keyed, rest })
     }
@@ -170,7 +188,7 @@ impl Sent {
         };
         let submitted = match numbered {
             Some(numbered) => vec![producers.submit_numbered(append, numbered).await?],
-            None => producers.submit_to(vec![(shard, append)]).await?,
+            None => producers.submit_to(vec![(shard, append)], None).await?,
         };
         drop(turn);
         let mut is_repeated = false;

@@ -344,7 +344,7 @@ impl Producer {
         mut append: Append,
         numbered: Option<Numbered>,
     ) -> Result<oneshot::Receiver<Result<Committed, AppendError>>, AppendError> {
-        let cost = self.cost(append.payload.len())? + numbered.as_ref().map_or(0, |_| CLIENT_BYTES);
+        let cost = self.cost(append.payload.len(), numbered.is_some())?;
         if self.0.closing.is_cancelled() {
             return Err(AppendError::Closed);
         }
@@ -374,10 +374,11 @@ impl Producer {
     }
 
     /// Returns the bytes of budget for a message of this size. Fails if such a message can never be accepted.
-    fn cost(&self, payload_len: usize) -> Result<usize, AppendError> {
+    pub(crate) fn cost(&self, payload_len: usize, is_numbered: bool) -> Result<usize, AppendError> {
+        let number = if is_numbered { CLIENT_BYTES } else { 0 };
         let cost = Append::cost(payload_len);
         if cost <= self.0.block_bytes {
-            return Ok(cost);
+            return Ok(cost + number);
         }
         // The message gets a separate block that exceeds the encoders' space, so it pays for its own space: to compress
         // into and for the result.
@@ -388,7 +389,7 @@ impl Producer {
             let reason = format!("a message of {payload_len} bytes is over the limit of {most}");
             return Err(AppendError::Refused(reason.into()));
         }
-        Ok(3 * cost)
+        Ok(3 * cost + number)
     }
 
     /// The number of the manifest that this producer last took: all that it has committed is in that one or in a later one. It

@@ -6,7 +6,7 @@ mod growth;
 mod homes;
 mod serving;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -215,21 +215,38 @@ impl Producers {
         self.state().buffer.home_of(client)
     }
 
-    /// Takes messages over, each to its shard. The shards ascend. None is taken if one of the shards cannot be used.
+    /// Takes messages over, each to its shard. The shards ascend. None is taken if one of the shards, or `besides`, cannot be used.
     ///
     /// # Panics
     /// If a reservation is from another budget than [`budget`](Self::budget).
     ///
     /// # Errors
-    /// See [`AppendError`]. Others of the messages may be in the log.
-    pub async fn submit_to(&self, messages: Vec<(u32, Append)>) -> Result<Vec<Submitted>, AppendError> {
-        let shards: Vec<u32> = messages.iter().map(|(shard, _)| *shard).collect();
+    /// See [`AppendError`]. Others of the messages may be in the log, even if the error says that nothing was committed.
+    pub async fn submit_to(
+        &self,
+        messages: Vec<(u32, Append)>,
+        besides: Option<u32>,
+    ) -> Result<Vec<Submitted>, AppendError> {
+        let shards = messages.iter().map(|(shard, _)| *shard).chain(besides);
+        let shards: Vec<u32> = shards.collect::<BTreeSet<_>>().into_iter().collect();
         let producers = self.producers_of(&shards).await?;
-        let mut submitted = Vec::with_capacity(shards.len());
-        for (to, (_, message)) in producers.iter().zip(messages) {
-            submitted.push(to.producer.submit(message).await?);
+        let mut messages = messages.into_iter().peekable();
+        let mut handed_over = Vec::with_capacity(messages.len());
+        for (shard, to) in shards.into_iter().zip(producers) {
+            if let Some((_, message)) = messages.next_if(|(of, _)| *of == shard) {
+                // Not one after another: a shard that takes no message now must hold back neither those of others nor their end.
+                handed_over.push(async move { to.producer.submit(message).await });
+            }
         }
-        Ok(submitted)
+        join_all(handed_over).await.into_iter().collect()
+    }
+
+    /// The bytes of budget for a message of this size, numbered or not, until it is compressed.
+    ///
+    /// # Errors
+    /// Such a message can never be accepted.
+    pub fn cost(&self, payload_len: usize, is_numbered: bool) -> Result<usize, AppendError> {
+        self.state().own.producer.cost(payload_len, is_numbered)
     }
 
     /// Rejects new messages and waits until everything accepted is committed, at most `patience`.

@@ -12,6 +12,12 @@ use tracing::warn;
 /// The time between two warnings.
 const WARN_INTERVAL: Duration = Duration::from_secs(600);
 
+/// The number of rows that are not in the shard of their key.
+pub(crate) fn misrouted(route: &Route, shard: u32, parts: &[PartKeys]) -> usize {
+    let rows = parts.iter().flat_map(|part| &part.keys);
+    rows.filter(|row| route.shard_of(row.key) != shard).count()
+}
+
 /// The routes of the buffer, as last seen.
 #[derive(Debug)]
 pub(crate) struct Routing {
@@ -31,22 +37,19 @@ impl Routing {
         *self.routes.lock().unwrap_or_else(PoisonError::into_inner) = routes;
     }
 
-    fn route(&self, stream: &str) -> Option<Arc<Route>> {
+    pub(crate) fn route(&self, stream: &str) -> Option<Arc<Route>> {
         let routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.get(stream).cloned()
     }
 
-    /// Counts the rows of a batch that are not in the shard of their key.
+    /// Counts the [`misrouted`] rows of a batch.
     pub(crate) fn count(
         &self,
         (stream, shard): (&str, u32),
-        parts: &[PartKeys],
+        misrouted: usize,
         metrics: &Metrics,
         environment: &dyn Environment,
     ) {
-        let Some(route) = self.route(stream) else { return };
-        let rows = parts.iter().flat_map(|part| &part.keys);
-        let misrouted = rows.filter(|row| route.shard_of(row.key) != shard).count();
         if misrouted == 0 {
             return;
         }

@@ -2,6 +2,7 @@
 //! Writes the snapshots. `state` decides.
 
 use super::keys::PartKeys;
+use super::routing;
 use super::restore::{Source, restore, too_many};
 use super::state::{Decisions, State};
 use crate::error::ConsumeError;
@@ -244,16 +245,18 @@ impl Turn {
             ));
         }
         let next = self.plan.high + 1;
-        let place = (&*source.stream, shard.claim.shard);
-        worker
-            .routing
-            .count(place, &keys, &worker.metrics, &*worker.environment);
-        let (state, decided) = blocking::compute(&*worker.environment, move || {
+        let route = worker.routing.route(&source.stream);
+        let in_shard = shard.claim.shard;
+        let (state, decided, misrouted) = blocking::compute(&*worker.environment, move || {
+            let misrouted = route.map_or(0, |route| routing::misrouted(&route, in_shard, &keys));
             let decided: Result<Vec<Decisions>, _> = keys.iter().map(|part| state.part(part)).collect();
             state.pass(next);
-            (state, decided)
+            (state, decided, misrouted)
         })
         .await;
+        worker
+            .routing
+            .count((&source.stream, in_shard), misrouted, &worker.metrics, &*worker.environment);
         let decided = decided.map_err(|full| too_many(&source.stream, full))?;
         *kept = Some(stage.store(state, due_at).await);
         if let Some(Kept { state, .. }) = &*kept {

@@ -42,7 +42,7 @@ pub struct Part {
 pub struct Parts {
     /// Rows with a key, in ascending order of their shards.
     pub keyed: Vec<Part>,
-    /// The rows without a key, and those with a key that go to the same shard. `None`: every row is in `keyed`.
+    /// The rows without a key, and with a number those with a key that go to the same shard. `None`: every row is in `keyed`.
     pub rest: Option<Part>,
 }
 
@@ -71,7 +71,10 @@ impl Division {
             division.places.push(place);
             division.parts.entry(place).or_default().add(row.len(), 1);
         });
-        division.join_rest();
+        // Rows without a number do not wait for the rest, or those of a later message would overtake them.
+        if has_rest {
+            division.join_rest();
+        }
         division
     }
 
@@ -98,6 +101,11 @@ impl Division {
     /// The number of parts.
     pub fn len(&self) -> usize {
         self.parts.len()
+    }
+
+    /// The bytes of the parts, the rest's last.
+    pub fn sizes(&self) -> impl Iterator<Item = usize> {
+        self.parts.values().map(|size| size.bytes)
     }
 
     /// Returns true if there is no part.
@@ -238,7 +246,9 @@ mod tests {
     fn rows_that_belong_to_the_shard_of_the_rest_go_with_it_in_their_order() {
         let body = "{\"id\":1}\n{\"n\":2}\n{\"id\":4}\n{\"id\":1}";
         let one = shard_of(r#"{"id":1}"#, 2).unwrap();
-        let parts = divided(body, 2, one, false);
+        // Without a number they do not wait for it.
+        assert_eq!(divided(body, 2, one, false).keyed.len(), 2);
+        let parts = divided(body, 2, one, true);
         assert_eq!(
             parts.keyed.iter().map(texts).collect::<Vec<_>>(),
             [(1 - one, r#"{"id":4}"#, 1)]
@@ -252,7 +262,7 @@ mod tests {
     fn a_message_for_one_shard_is_not_copied() {
         for (body, shards, rest_in, has_rest, keyed) in [
             (r#"{"id":1}"#, 1, 0, true, 0),
-            ("{\"id\":1}\n{\"n\":2}", 1, 0, false, 0),
+            ("{\"id\":1}\n{\"n\":2}", 1, 0, true, 0),
             ("{\"id\":1}\n{\"id\":2}", 1, 5, false, 1),
             (r#"{"n":1}"#, 3, 5, false, 0),
             (r#"{"id":1}"#, 3, 5, true, 1),
@@ -305,7 +315,7 @@ mod tests {
                 expected.entry(None).or_default();
             }
             for row in &rows {
-                let shard = shard_of(row, shards).filter(|shard| !is_rest || *shard != rest_in);
+                let shard = shard_of(row, shards).filter(|shard| !has_rest || *shard != rest_in);
                 expected.entry(shard).or_default().push(row);
             }
             let keyed = parts.keyed.iter().map(|part| (Some(part.shard), part));

@@ -5,6 +5,7 @@ use crate::common::kafka::{Client, PRODUCE, PRODUCE_VERSION, batch, numbered, ou
 use crate::common::log::rows_of;
 use crate::common::{PATIENCE, Pieces, Running, beside, producer_config, start};
 use crate::numbering::{count, post, told};
+use bytes::Bytes;
 use hyper::StatusCode;
 use millpond_events::{KeyHasher, KeyPaths};
 use millpond_gateway::Config;
@@ -301,6 +302,33 @@ async fn batches_of_kafka_producers_are_divided_and_their_numbers_follow_one_ano
     for gateway in &gateways {
         gateway.assert_well().await;
     }
+}
+
+/// Otherwise each repetition would append the rows with keys again.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_row_is_stored_while_the_shard_of_the_number_cannot_be_used() {
+    let gateways = routing(1).await;
+    let gateway = &gateways[0];
+    let damaged = vec![Bytes::from_static(b"damaged")];
+    let damaged = gateway.store.put_if_absent(&layout::manifest(2), damaged).await;
+    damaged.expect("an answer");
+    let (mut stored, mut refused) = (BTreeSet::new(), 0);
+    for client in 0..20 {
+        let rows = [row_in(0, client), row_in(1, client)];
+        let answer = count(gateway, &format!("client-{client}"), "1", &rows.join("\n")).await;
+        match answer.status {
+            StatusCode::OK => stored.extend(rows),
+            StatusCode::SERVICE_UNAVAILABLE => refused += 1,
+            _ => panic!("{answer:?}"),
+        }
+    }
+    assert!(refused > 0 && !stored.is_empty(), "{refused} refused");
+    let mut found = BTreeSet::new();
+    for shard in 0..2 {
+        found.extend(stored_in(gateway, shard).await);
+    }
+    assert_eq!(found, stored, "rows of refused requests are stored");
+    gateway.assert_well().await;
 }
 
 /// A message that is divided is in memory twice for a while.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::{Buffer, Route, layout};
-use millpond_producer::{AppendError, Config};
+use millpond_producer::{Append, AppendError, Config};
 use millpond_storage::unreliable::On;
 use tokio::time::{Instant, sleep};
 
@@ -24,7 +24,15 @@ impl Process {
     /// Sends a message to each of these shards, and waits for all.
     async fn send_to(&self, shards: &[u32], text: &str) -> Result<(), AppendError> {
         let messages = shards.iter().map(|shard| (*shard, self.message(text)));
-        for submitted in self.producers.submit_to(messages.collect()).await? {
+        self.committed(messages.collect(), None).await
+    }
+
+    async fn committed(
+        &self,
+        messages: Vec<(u32, Append)>,
+        besides: Option<u32>,
+    ) -> Result<(), AppendError> {
+        for submitted in self.producers.submit_to(messages, besides).await? {
             submitted.committed().await?;
         }
         Ok(())
@@ -64,21 +72,26 @@ async fn a_shard_that_cannot_be_used_fails_the_messages_that_need_it_alone() {
         );
         assert!(refused.to_string().contains("shard 2, "), "{refused}");
     }
+    for besides in [2, 0] {
+        let message = (1, process.message("besides"));
+        let outcome = process.committed(vec![message], Some(besides)).await;
+        assert_eq!(outcome.is_ok(), besides == 0, "{outcome:?}");
+    }
     let waited = began.elapsed();
     assert!(
         waited <= Duration::from_secs(11),
         "one after another they waited {waited:?}"
     );
-    for shard in 0..2 {
+    for (shard, expected) in [(0, &[][..]), (1, &["besides"])] {
         assert_eq!(
             log(&world.honest, shard).await,
-            [""; 0],
+            expected,
             "nothing of them is in shard {shard}"
         );
     }
     process.send_to(&[0, 1], "half").await.unwrap();
     assert_eq!(process.producers.readiness().waiting_for(), Vec::<String>::new());
-    assert_eq!(process.metric("millpond_producer_home_refused_total"), "100");
+    assert_eq!(process.metric("millpond_producer_home_refused_total"), "101");
     world.honest.delete(&key).await.unwrap();
     until(async || process.send_to(&[1, 2], "again").await.is_ok()).await;
     assert_eq!(log(&world.honest, 2).await, ["again"]);
