@@ -1,44 +1,7 @@
 """Repeated events: the first of each key is in the table, through crashes of the consumer."""
 
-import json
-
-from harness.events import OWN_COLUMNS
-from harness.otlp_http import post
+from harness.events import orders, post_orders
 from harness.process import eventually
-
-NDJSON = "application/x-ndjson"
-
-TABLES = """
-[[table]]
-stream = "events.order"
-table = "orders"
-"""
-
-UNIQUE = """
-[[unique]]
-stream = "events.order"
-key = ["event_id"]
-window = "8h"
-"""
-
-
-def _flags(site) -> list[object]:
-    """Creates the table of events, and returns the flags for it and for the deduplication."""
-    site.clickhouse.query(f"CREATE DATABASE {site.database}")
-    site.clickhouse.query(
-        f"""CREATE TABLE {site.database}.orders (event_id String, n UInt64, {OWN_COLUMNS})
-        ENGINE = MergeTree ORDER BY n SETTINGS non_replicated_deduplication_window = 10000"""
-    )
-    tables, unique = (site.directory / name for name in ("tables.toml", "unique.toml"))
-    tables.write_text(TABLES)
-    unique.write_text(UNIQUE)
-    return ["--event-tables", tables, "--unique", unique]
-
-
-def _post(gateway, rows: list[dict]) -> None:
-    body = "\n".join(json.dumps(row) for row in rows)
-    status, _, answer = post(gateway.http_address, "/v1/streams/events.order", body, NDJSON)
-    assert (status, json.loads(answer)) == (200, {"accepted": len(rows)})
 
 
 def _counts(site) -> list[str]:
@@ -57,7 +20,7 @@ def _duplicates(site) -> int:
 
 
 def test_the_first_of_each_key_is_there_once_through_crashes(site):
-    flags = [*_flags(site), "--batch-records", 4_000, "--chunk-rows", 1_000]
+    flags = [*orders(site), "--batch-records", 4_000, "--chunk-rows", 1_000]
     gateway = site.gateway()
     consumer = site.consumer(*flags)
     first, number = {}, 0
@@ -69,7 +32,7 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
             rows.append({"event_id": f"e{key}", "n": number})
             first.setdefault(key, number)
             number += 1
-        _post(gateway, rows)
+        post_orders(gateway, rows)
         if round_ in (4, 9, 12):
             if round_ == 9:
                 so_far = number - len(first)
@@ -78,8 +41,8 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
             consumer.kill()
             consumer = site.consumer(*flags, name=f"consumer-{round_}")
     # A repeated request, and rows without a key.
-    _post(gateway, rows)
-    _post(gateway, [{"event_id": None, "n": 0}, {"n": 0}] * 5)
+    post_orders(gateway, rows)
+    post_orders(gateway, [{"event_id": None, "n": 0}, {"n": 0}] * 5)
 
     expected = [str(len(first) + 10), str(len(first) + 1), str(sum(first.values()))]
     eventually("all keys", lambda: consumer.must_run() or _counts(site) == expected, timeout=120)
@@ -103,17 +66,17 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
 
 
 def test_a_limit_of_keys_ends_the_consumer_and_a_higher_one_continues(site):
-    flags = _flags(site)
+    flags = orders(site)
     gateway = site.gateway()
     limited = site.consumer(*flags, "--unique-memory", "1MiB", name="limited")
     rows = [{"event_id": f"e{n}", "n": n} for n in range(40_000)]
     for begin in range(0, len(rows), 10_000):
-        _post(gateway, rows[begin : begin + 10_000])
+        post_orders(gateway, rows[begin : begin + 10_000])
     eventually("the end of the consumer", lambda: not limited.running(), timeout=60)
     assert limited.wait() == 1
     assert "more than the 26214 keys that 1048560 bytes hold" in limited.messages()
     consumer = site.consumer(*flags)
-    _post(gateway, rows[:100])
+    post_orders(gateway, rows[:100])
     eventually("all keys", lambda: consumer.must_run() or _counts(site)[0] == "40000", timeout=60)
     eventually("the count in the cursor", lambda: _duplicates(site) == 100)
     assert consumer.terminate() == 0
@@ -121,9 +84,9 @@ def test_a_limit_of_keys_ends_the_consumer_and_a_higher_one_continues(site):
 
 
 def test_a_buffer_with_several_shards_is_refused(site):
-    flags = _flags(site)
+    flags = orders(site)
     gateway = site.gateway("--shards", 2)
-    _post(gateway, [{"event_id": "a", "n": 1}])
+    post_orders(gateway, [{"event_id": "a", "n": 1}])
     to = ("--clickhouse", site.clickhouse.url, "--database", site.database, *flags)
     ended = site.millpond("consume", *to, "--admin", "127.0.0.1:0", code=1)
     assert "the buffer has 2 shards" in ended.messages()
