@@ -7,44 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPException
 
-from harness.events import OWN_COLUMNS
+from harness.events import NDJSON, orders, post_orders
 from harness.otlp_http import post
 from harness.process import eventually
 from harness.services import Gateway
-
-NDJSON = "application/x-ndjson"
-
-TABLES = """
-[[table]]
-stream = "events.order"
-table = "orders"
-"""
-
-UNIQUE = """
-[[unique]]
-stream = "events.order"
-key = ["event_id"]
-window = "8h"
-"""
-
-
-def _flags(site) -> list[object]:
-    """Creates the table of events, and returns the flags for it and for the deduplication."""
-    site.clickhouse.query(f"CREATE DATABASE {site.database}")
-    site.clickhouse.query(
-        f"""CREATE TABLE {site.database}.orders (event_id String, n UInt64, {OWN_COLUMNS})
-        ENGINE = MergeTree ORDER BY n SETTINGS non_replicated_deduplication_window = 10000"""
-    )
-    tables, unique = (site.directory / name for name in ("tables.toml", "unique.toml"))
-    tables.write_text(TABLES)
-    unique.write_text(UNIQUE)
-    return ["--event-tables", tables, "--unique", unique]
-
-
-def _post(gateway, rows: list[dict]) -> None:
-    body = "\n".join(json.dumps(row) for row in rows)
-    status, _, answer = post(gateway.http_address, "/v1/streams/events.order", body, NDJSON)
-    assert (status, json.loads(answer)) == (200, {"accepted": len(rows)})
 
 
 def _counts(site) -> list[str]:
@@ -63,7 +29,7 @@ def _duplicates(site) -> int:
 
 
 def test_the_first_of_each_key_is_there_once_through_crashes(site):
-    flags = [*_flags(site), "--batch-records", 4_000, "--chunk-rows", 1_000]
+    flags = [*orders(site), "--batch-records", 4_000, "--chunk-rows", 1_000]
     gateway = site.gateway()
     consumer = site.consumer(*flags)
     first, number = {}, 0
@@ -75,7 +41,7 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
             rows.append({"event_id": f"e{key}", "n": number})
             first.setdefault(key, number)
             number += 1
-        _post(gateway, rows)
+        post_orders(gateway, rows)
         if round_ in (4, 9, 12):
             if round_ == 9:
                 so_far = number - len(first)
@@ -84,8 +50,8 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
             consumer.kill()
             consumer = site.consumer(*flags, name=f"consumer-{round_}")
     # A repeated request, and rows without a key.
-    _post(gateway, rows)
-    _post(gateway, [{"event_id": None, "n": 0}, {"n": 0}] * 5)
+    post_orders(gateway, rows)
+    post_orders(gateway, [{"event_id": None, "n": 0}, {"n": 0}] * 5)
 
     expected = [str(len(first) + 10), str(len(first) + 1), str(sum(first.values()))]
     eventually("all keys", lambda: consumer.must_run() or _counts(site) == expected, timeout=120)
@@ -109,17 +75,17 @@ def test_the_first_of_each_key_is_there_once_through_crashes(site):
 
 
 def test_a_limit_of_keys_ends_the_consumer_and_a_higher_one_continues(site):
-    flags = _flags(site)
+    flags = orders(site)
     gateway = site.gateway()
     limited = site.consumer(*flags, "--unique-memory", "1MiB", name="limited")
     rows = [{"event_id": f"e{n}", "n": n} for n in range(40_000)]
     for begin in range(0, len(rows), 10_000):
-        _post(gateway, rows[begin : begin + 10_000])
+        post_orders(gateway, rows[begin : begin + 10_000])
     eventually("the end of the consumer", lambda: not limited.running(), timeout=60)
     assert limited.wait() == 1
     assert "more than the 26214 keys that 1048560 bytes hold" in limited.messages()
     consumer = site.consumer(*flags)
-    _post(gateway, rows[:100])
+    post_orders(gateway, rows[:100])
     eventually("all keys", lambda: consumer.must_run() or _counts(site)[0] == "40000", timeout=60)
     eventually("the count in the cursor", lambda: _duplicates(site) == 100)
     assert consumer.terminate() == 0
@@ -134,7 +100,7 @@ def _unique_refusal(site, flags: list[object]) -> str:
 
 
 def test_several_shards_need_a_route_which_a_consumer_names(site):
-    flags = _flags(site)
+    flags = orders(site)
     gateway = site.gateway("--shards", 2, "--shard", 1)
     refused = _unique_refusal(site, flags)
     assert "the buffer has 2 shards" in refused
@@ -154,7 +120,7 @@ def test_several_shards_need_a_route_which_a_consumer_names(site):
     # The gateway has not noticed: all rows are in its shard, and the consumer counts those that
     # belong elsewhere.
     rows = [{"event_id": f"e{n}", "n": n} for n in range(200)]
-    _post(gateway, rows)
+    post_orders(gateway, rows)
     consumer = site.consumer(*flags)
     eventually("all rows", lambda: consumer.must_run() or _counts(site)[0] == "200")
     misrouted = consumer.metric("millpond_consumer_unique_misrouted_total")
@@ -179,9 +145,9 @@ def test_several_shards_need_a_route_which_a_consumer_names(site):
 
 
 def test_a_buffer_does_not_grow_past_a_consumer_without_a_route(site):
-    flags = _flags(site)
+    flags = orders(site)
     gateway = site.gateway()
-    _post(gateway, [{"event_id": "a", "n": 1}])
+    post_orders(gateway, [{"event_id": "a", "n": 1}])
     consumer = site.consumer(*flags)
     eventually("the row", lambda: _counts(site)[0] == "1")
     refused = site.millpond("buffer", "shards", 3, code=1).messages()
@@ -191,7 +157,7 @@ def test_a_buffer_does_not_grow_past_a_consumer_without_a_route(site):
     assert site.answer("buffer", "shards", 3)["shards"] == 3
     # Rows stay in shard 0, also those of a gateway that has never seen the buffer with one shard.
     late = site.gateway("--shard", 2, name="gateway-late")
-    _post(late, [{"event_id": "a", "n": 1}, {"event_id": "b", "n": 2}])
+    post_orders(late, [{"event_id": "a", "n": 1}, {"event_id": "b", "n": 2}])
     expected = ["2", "2", "3"]
     eventually("both rows", lambda: consumer.must_run() or _counts(site) == expected)
     eventually("the growth", lambda: consumer.metric("millpond_consumer_shards") == 3, timeout=120)
@@ -260,7 +226,7 @@ class _Requests:
 
 
 def test_requests_repeated_at_all_gateways_are_written_once_through_crashes_and_growth(site):
-    flags = [*_flags(site), "--batch-records", 2_000, "--chunk-rows", 500]
+    flags = [*orders(site), "--batch-records", 2_000, "--chunk-rows", 500]
     first = site.gateway("--shards", 3, name="gateway-0")
     site.millpond("buffer", "route", *flags[2:4])
     gateways = [first, site.gateway(name="gateway-1")]

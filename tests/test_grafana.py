@@ -6,6 +6,7 @@ from harness.corpus_metrics import one_of_each
 from harness.corpus_metrics import request as metrics_request
 from harness.corpus_traces import request as traces_request
 from harness.corpus_traces import span
+from harness.events import orders, post_orders
 from harness.exactly_once import wait_for_all
 from harness.grafana import GRAFANA, ask, dashboard_queries, firing, known, names_in
 from harness.otlp import METHODS, export
@@ -22,9 +23,12 @@ def test_every_query_finds_what_it_asks_for(own_site):
     site = own_site
     gateway = site.gateway()
     # A machine under load renews a short lease too late, and the consumer loses its gauges with it.
-    consumer = site.consumer("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "60s")
+    consumer = site.consumer(
+        *("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "60s"), *orders(site)
+    )
     load = site.load(gateway, "--rate", 500, records=1_000_000)
     load.start()
+    post_orders(gateway, [{"event_id": f"e{n % 7}", "n": n} for n in range(10)])
     targets = {"gateway": gateway.admin, "consumer": consumer.admin}
     queries = [query for query in dashboard_queries() if BRIDGE not in query]
     assert len(queries) > 40
@@ -75,6 +79,21 @@ def test_an_alert_finds_its_trouble(own_site):
     assert firing({"one": waiting.admin, "consumer": other.admin}) == {"MillpondNobodyConsumes"}
     # A missing consumer fires an alert, too.
     assert firing({"gateway": gateway.admin}) == {"MillpondConsumerGone"}
+
+
+def test_keys_near_their_limit_fire_an_alert(site):
+    gateway = site.gateway()
+    # A fifth of its 26,214 keys is not free any more.
+    consumer = site.consumer(*orders(site), "--unique-memory", "1MiB")
+    for keys, expected in ((20_000, set()), (22_000, {"MillpondKeysNearLimit"})):
+        for first in range(0, keys, 2_000):
+            rows = [{"event_id": f"e{n}", "n": n} for n in range(first, first + 2_000)]
+            post_orders(gateway, rows)
+        eventually(
+            "the keys",
+            lambda keys=keys: consumer.metric("millpond_consumer_unique_keys") == keys,
+        )
+        assert firing({"gateway": gateway.admin, "consumer": consumer.admin}) == expected
 
 
 def test_a_cursor_that_cannot_be_read_fires_an_alert(site):

@@ -102,3 +102,32 @@ def test_a_stream_that_cannot_be_is_reported(site):
         )
     )
     assert (report["errors"], report["records_acknowledged"]) == ({"HTTP 400": 1}, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            ("--token", TOKEN),
+            "token: Kafka's SASL/PLAIN needs the token's name as well: add --token-name",
+        ),
+        (
+            ("--token-name", "load"),
+            "token-name: there is no token of this name: set MILLPOND_TOKEN",
+        ),
+        (
+            ("--endpoint", "http://127.0.0.1:9092/"),
+            "endpoint: --format kafka takes host:port without http://, such as 127.0.0.1:9092",
+        ),
+        (("--endpoint", "https://gateway:9092"), "without https://, such as gateway:9092"),
+        (
+            ("--tls-ca", "ca.pem"),
+            "tls-ca: this program was built without TLS for Kafka: use a release",
+        ),
+    ],
+    ids=["token", "token-name", "http", "https", "tls"],
+)
+def test_settings_that_kafka_cannot_have_are_refused(site, flags, expected):
+    command = ("load", "--format", "kafka", "--stream", "events.load", "--records", 1, *flags)
+    refused = site.command(*command, code=1)
+    assert expected in refused.messages(), refused.messages()

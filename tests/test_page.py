@@ -4,6 +4,8 @@ import json
 import re
 import urllib.request
 
+from harness.events import NDJSON, orders, post_orders
+from harness.otlp_http import post
 from harness.process import Process, eventually
 from harness.services import REPOSITORY, tool
 
@@ -49,6 +51,20 @@ def test_the_page_shows_who_leads(own_site):
     _look(site, follower, r"follows: [1-9][\d.]* [kKM]?i?B/s through the leader")
     _look(site, leader, r"leads: [1-9][\d,]* commits for others so far")
     load.kill()
+
+
+def test_the_page_shows_rows_that_reach_no_table(site):
+    gateway, consumer = site.gateway(), site.consumer(*orders(site))
+    post_orders(gateway, [{"event_id": f"e{n % 1000}", "n": n} for n in range(2_234)])
+    at = "/v1/streams/events.order"
+    numbering = {"Millpond-Producer": "shop", "Millpond-Number": "1"}
+    for _ in range(3):
+        status, _, answer = post(gateway.http_address, at, '{"n": 1}', NDJSON, numbering)
+        assert status == 200, answer
+    status, _, answer = post(gateway.http_address, at, "{}\nnot JSON", NDJSON)
+    assert (status, json.loads(answer)["accepted"]) == (200, 1), answer
+    _look(site, gateway, r"1 rows refused so far[^]*2 numbered requests repeated so far")
+    _look(site, consumer, r"dropped so far[^]*events\.order[^]*1,234 duplicates")
 
 
 def test_the_page_shows_the_pipeline_at_work(own_site):

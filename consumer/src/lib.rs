@@ -158,6 +158,11 @@ impl Consumer {
         self.check_routes(&buffer)?;
         let streams = self.streams(&buffer).await?;
         let memory = self.config.memory();
+        let keys_max = self.config.unique_keys();
+        if !self.config.unique.is_empty() {
+            let limit = i64::try_from(keys_max).unwrap_or(i64::MAX);
+            self.metrics.unique_keys_limit.set(limit);
+        }
         let worker = Arc::new(BatchWorker {
             store: self.store.clone(),
             hedge: Hedge::new(memory.clone(), self.metrics.hedged_fetches.clone()),
@@ -167,7 +172,7 @@ impl Consumer {
             readiness: self.readiness.clone(),
             environment: self.environment.clone(),
             memory,
-            keys: KeyLimit::new(self.config.unique_keys()),
+            keys: KeyLimit::new(keys_max),
             routing: Routing::new(buffer.routed.clone()),
             snapshot_keys: self.config.snapshot_keys,
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),

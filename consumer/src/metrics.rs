@@ -144,6 +144,7 @@ pub(crate) struct Metrics {
     pub(crate) unique_late: Family<StreamLabel, Counter>,
     pub(crate) unique_misrouted: Family<StreamLabel, Counter>,
     pub(crate) unique_keys: Gauge,
+    pub(crate) unique_keys_limit: Gauge,
     /// The bytes of the backlog by shard and stream: nobody can sum a [`Family`].
     backlog: Arc<Mutex<BTreeMap<(u32, String), u64>>>,
 }
@@ -200,6 +201,7 @@ impl Metrics {
             unique_late: Family::default(),
             unique_misrouted: Family::default(),
             unique_keys: Gauge::default(),
+            unique_keys_limit: Gauge::default(),
             backlog: Arc::default(),
         };
         let m = &metrics;
@@ -395,6 +397,11 @@ impl Metrics {
             "unique_keys",
             "Keys that this process remembers (--unique)",
             m.unique_keys.clone(),
+        );
+        registry.register(
+            "unique_keys_limit",
+            "Keys that this process may remember (--unique-memory)",
+            m.unique_keys_limit.clone(),
         );
         metrics
     }

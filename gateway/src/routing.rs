@@ -120,7 +120,7 @@ impl Service {
         let parts = self.off_loop(long && is_copied, move || division.parts(&payload));
         let Parts { keyed, rest } = parts.await?;
         let mut append = |part: Part, is_numbered| {
-            Ok(Append {
+            Ok::<_, Refusal>(Append {
                 stream: stream.clone(),
                 encoding: Encoding::Ndjson,
                 records: part.records,
@@ -129,7 +129,9 @@ impl Service {
                 payload: part.payload,
             })
         };
-        let keyed = keyed.into_iter().map(|part| Ok((part.shard, append(part, false)?)));
+        let keyed = keyed
+            .into_iter()
+            .map(|part| Ok((part.shard, append(part, false)?)));
         let keyed = keyed.collect::<Result<_, Refusal>>()?;
         let rest = match rest {
             None => None,

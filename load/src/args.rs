@@ -207,9 +207,15 @@ impl LoadArgs {
         let stream = stream.ok_or_else(|| refuse("format", "events need --stream, such as events.signup"))?;
         match self.format {
             #[cfg(feature = "kafka")]
-            FormatName::Kafka if self.token.is_some() != self.token_name.is_some() => Err(refuse(
+            FormatName::Kafka if self.token.is_some() && self.token_name.is_none() => Err(refuse(
+                "token",
+                "Kafka's SASL/PLAIN needs the token's name as well: add --token-name with the name in the gateway's file of \
+                 tokens",
+            )),
+            #[cfg(feature = "kafka")]
+            FormatName::Kafka if self.token_name.is_some() && self.token.is_none() => Err(refuse(
                 "token-name",
-                "Kafka's SASL/PLAIN needs both the token and its name",
+                "there is no token of this name: set MILLPOND_TOKEN, or leave out --token-name",
             )),
             #[cfg(feature = "kafka")]
             FormatName::Kafka => Ok(Format::Kafka {
@@ -264,6 +270,16 @@ impl LoadConfig {
             );
         }
         for endpoint in &self.endpoints {
+            #[cfg(feature = "kafka")]
+            if let (Format::Kafka { .. }, Some((scheme, address))) =
+                (&self.format, endpoint.split_once("://"))
+            {
+                let reason = format!(
+                    "--format kafka takes host:port without {scheme}://, such as {}; --tls-ca enables TLS",
+                    address.split('/').next().unwrap_or_default()
+                );
+                return refuse("endpoint", &reason);
+            }
             match (endpoint.split_once("://"), &self.credentials.ca) {
                 (Some(("https", _)), None) => return refuse("endpoint", "https:// needs --tls-ca"),
                 (Some(("http", _)), Some(_)) => {

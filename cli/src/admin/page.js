@@ -88,6 +88,7 @@ function producerStages(look) {
       `${count(sum(look, "millpond_gateway_requests_in_flight"))} requests in flight`,
       both("millpond_gateway_request_duration_seconds"),
       `${count(failed)} not OK so far`,
+      ...soFar(look, [["millpond_gateway_rejected_rows_total", "rows refused"]]),
     ]),
     stage("encode", `${bytes(rate(`${p}_raw_bytes_total`))}/s`, [
       `${count(sum(look, `${p}_blocks_encoding`))} blocks under way`,
@@ -101,8 +102,15 @@ function producerStages(look) {
       `${count(sum(look, `${p}_segments_uncommitted`))} waiting`,
       both(`${p}_commit_seconds`),
       ...lead(look),
+      ...soFar(look, [[`${p}_client_requests_settled_total`, "numbered requests repeated", { outcome: "repeated" }]]),
     ]),
   ];
+}
+
+// What has happened at least once.
+function soFar(look, of) {
+  const counts = of.map(([name, what, wanted]) => [sum(look, name, wanted), what]).filter(([number]) => number > 0);
+  return counts.map(([number, what]) => `${count(number)} ${what} so far`);
 }
 
 // Whether this gateway commits for others, or another one for it.
@@ -189,6 +197,13 @@ function tiles(look) {
   return made;
 }
 
+// Rows that reach no table because --unique or --transform drops them.
+function dropped(stream) {
+  const of = [["millpond_consumer_duplicates_total", "duplicates"], ["millpond_consumer_filtered_total", "by the program"]];
+  const counts = of.map(([name, what]) => [sum(newest(), name, { stream }), what]).filter(([number]) => number > 0);
+  return counts.map(([number, what]) => `${count(number)} ${what}`).join(", ") || "–";
+}
+
 function streams(look) {
   const columns = [["records", count], ["bytes", bytes], ["seconds", time]];
   const rows = new Map();
@@ -199,12 +214,12 @@ function streams(look) {
     }
   }
   byId("streams").hidden = rows.size === 0;
-  const head = ["stream", "shard", "records behind", "bytes", "for", "records/s", "latency"].map((name) => element("th", name));
+  const head = ["stream", "shard", "records behind", "bytes", "for", "records/s", "latency", "dropped so far"].map((name) => element("th", name));
   byId("streams").querySelector("thead").replaceChildren(element("tr", head));
   const body = [...rows].sort().map(([key, row]) => {
     const [stream, shard] = JSON.parse(key);
     const cells = [stream, shard, ...columns.map(([of, show]) => show(row[of] ?? 0))];
-    cells.push(count(rate("millpond_consumer_records_total", { stream })), both("millpond_consumer_latency_seconds", { stream }));
+    cells.push(count(rate("millpond_consumer_records_total", { stream })), both("millpond_consumer_latency_seconds", { stream }), dropped(stream));
     return element("tr", cells.map((cell) => element("td", cell)));
   });
   byId("streams").querySelector("tbody").replaceChildren(...body);

@@ -2,8 +2,8 @@
 //! Writes the snapshots. `state` decides.
 
 use super::keys::PartKeys;
-use super::routing;
 use super::restore::{Source, restore, too_many};
+use super::routing;
 use super::state::{Decisions, State};
 use crate::error::ConsumeError;
 use crate::metrics::label;
@@ -254,9 +254,12 @@ impl Turn {
             (state, decided, misrouted)
         })
         .await;
-        worker
-            .routing
-            .count((&source.stream, in_shard), misrouted, &worker.metrics, &*worker.environment);
+        worker.routing.count(
+            (&source.stream, in_shard),
+            misrouted,
+            &worker.metrics,
+            &*worker.environment,
+        );
         let decided = decided.map_err(|full| too_many(&source.stream, full))?;
         *kept = Some(stage.store(state, due_at).await);
         if let Some(Kept { state, .. }) = &*kept {

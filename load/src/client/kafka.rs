@@ -54,10 +54,7 @@ impl Kafka {
                 .set("sasl.username", user)
                 .set("sasl.password", token);
         }
-        let producer = client.create().map_err(|error| LoadError::Setting {
-            setting: "format",
-            reason: format!("librdkafka refuses the settings: {error}"),
-        })?;
+        let producer = client.create().map_err(|error| refused(&error.to_string()))?;
         Ok(Kafka {
             producer,
             topic: topic.to_owned(),
@@ -87,6 +84,22 @@ impl Kafka {
         Ok(())
     }
 }
+
+/// Explains why librdkafka does not take the settings.
+fn refused(error: &str) -> LoadError {
+    // A crate's features do not tell: cargo unites those of rdkafka.
+    let (setting, reason) = match error.contains(NO_OPENSSL) {
+        true => (
+            "tls-ca",
+            "this program was built without TLS for Kafka: use a release, or build it with --features bridge-tls".to_owned(),
+        ),
+        false => ("format", format!("librdkafka refuses the settings: {error}")),
+    };
+    LoadError::Setting { setting, reason }
+}
+
+/// librdkafka's words about a value that needs OpenSSL.
+const NO_OPENSSL: &str = "OpenSSL not available at build time";
 
 fn codec(compression: Compression) -> &'static str {
     match compression {

@@ -27,11 +27,7 @@ impl Process {
         self.committed(messages.collect(), None).await
     }
 
-    async fn committed(
-        &self,
-        messages: Vec<(u32, Append)>,
-        besides: Option<u32>,
-    ) -> Result<(), AppendError> {
+    async fn committed(&self, messages: Vec<(u32, Append)>, besides: Option<u32>) -> Result<(), AppendError> {
         for submitted in self.producers.submit_to(messages, besides).await? {
             submitted.committed().await?;
         }
