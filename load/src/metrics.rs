@@ -37,7 +37,7 @@ impl Scrape {
 
     /// Both readings, whose samples add up.
     #[must_use]
-    pub fn and(mut self, other: Scrape) -> Scrape {
+    pub fn and(mut self, other: &Scrape) -> Scrape {
         self.0.push('\n');
         self.0.push_str(&other.0);
         self

@@ -180,7 +180,7 @@ async fn scrape(stack: &Stack) -> anyhow::Result<Scrape> {
     Ok(stack
         .gateway_metrics()
         .await?
-        .and(stack.consumer_metrics().await?))
+        .and(&stack.consumer_metrics().await?))
 }
 
 impl fmt::Display for Level {
