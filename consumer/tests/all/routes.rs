@@ -1,7 +1,7 @@
 //! Consumers that drop repeated events of a buffer with several shards: gateways must route the rows by the same key.
 
 use crate::growth::{copy_to, name_shards};
-use crate::support::{Log, STREAM, Table, acknowledged_in, config, eventually, start};
+use crate::support::{Log, Running, STREAM, Table, acknowledged_in, config, eventually, start};
 use millpond_consumer::{Config, ConsumeError, Consumer};
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::{Buffer, Route, UniqueSetting, layout};
@@ -50,6 +50,13 @@ async fn same_rows_in_two_shards() -> Log {
     log
 }
 
+/// The reason why a consumer ends, which it does soon.
+async fn refusal(consumer: Running) -> ConsumeError {
+    let ended = tokio::time::timeout(Duration::from_secs(120), consumer.task).await;
+    let ended = ended.expect("the consumer goes on").expect("no panic");
+    ended.expect_err("the consumer has not stopped")
+}
+
 fn words(error: &ConsumeError) -> String {
     assert!(matches!(error, ConsumeError::UniqueShards { .. }), "{error}");
     error.to_string()
@@ -60,11 +67,7 @@ async fn several_shards_need_a_route_by_the_same_key() {
     let log = same_rows_in_two_shards().await;
     let table = Table::open("table");
     table.repeat_after(3);
-    let refused = start(&log.store, unique("a"), &table)
-        .task
-        .await
-        .unwrap()
-        .unwrap_err();
+    let refused = refusal(start(&log.store, unique("a"), &table)).await;
     let said = words(&refused);
     assert!(
         said.contains("has 2 shards") && said.contains("do not route its rows"),
@@ -77,11 +80,7 @@ async fn several_shards_need_a_route_by_the_same_key() {
     assert!(said.ends_with(&command), "{said}");
 
     route(&log.store, "number", 2).await;
-    let refused = start(&log.store, unique("a"), &table)
-        .task
-        .await
-        .unwrap()
-        .unwrap_err();
+    let refused = refusal(start(&log.store, unique("a"), &table)).await;
     let said = words(&refused);
     assert!(said.contains("by number, not by id"), "{said}");
     assert!(
@@ -137,7 +136,7 @@ async fn a_growth_ends_no_consumer_whose_streams_are_routed() {
     let consumer = start(&log.store, unique("b"), &table);
     tokio::time::sleep(Duration::from_secs(5)).await;
     end_route(&log.store).await;
-    let ended = consumer.task.await.unwrap().unwrap_err();
+    let ended = refusal(consumer).await;
     assert!(words(&ended).contains("do not route its rows"), "{ended}");
 }
 
@@ -149,7 +148,7 @@ async fn a_growth_ends_a_consumer_whose_stream_is_not_routed() {
     let consumer = start(&log.store, unique("a"), &table);
     acknowledged_in(&log, STREAM, 1).await;
     name_shards(&log.store, 2).await;
-    let ended = consumer.task.await.unwrap().unwrap_err();
+    let ended = refusal(consumer).await;
     assert!(
         words(&ended).contains("millpond buffer route --unique unique.toml"),
         "{ended}"

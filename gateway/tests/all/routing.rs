@@ -121,10 +121,15 @@ async fn rows_are_in_the_shard_of_their_key_and_others_in_that_of_the_gateway() 
     for (number, (shard, gateway)) in (0..).zip((0..).zip(&gateways)) {
         let rows = mixed(number);
         // The others twice, as if the answer were lost: only the rows of the request without a key are there twice, where it went.
-        for turn in 0..2 {
-            let answer = post(&gateways[(shard as usize + turn) % 3], &[], &rows.join("\n")).await;
+        for turn in 0..2_u32 {
+            let answer = post(
+                &gateways[((shard + turn) % SHARDS) as usize],
+                &[],
+                &rows.join("\n"),
+            )
+            .await;
             assert_eq!(told(&answer).0, 200, "{answer:?}");
-            others.push(((shard + turn as u32) % SHARDS, rows[3].clone()));
+            others.push(((shard + turn) % SHARDS, rows[3].clone()));
         }
         expected.extend(rows[..3].iter().cloned());
         gateway.assert_well().await;
@@ -154,14 +159,14 @@ async fn a_repeated_number_repeats_only_rows_whose_key_is_in_the_log() {
     let (mut keyed, mut others) = (BTreeSet::new(), Vec::new());
     for client in 0..6_u64 {
         let name = format!("client-{client}");
-        for number in 1..=3_u64 {
-            let mut rows = mixed(10 * client + number);
+        for number in 1..=3_usize {
+            let mut rows = mixed(10 * client + number as u64);
             if number == 2 {
                 // All rows have keys, and no row may belong to the shard of the number.
                 rows.truncate(1);
             }
             for turn in 0..gateways.len() {
-                let gateway = &gateways[(number as usize + turn) % gateways.len()];
+                let gateway = &gateways[(number + turn) % gateways.len()];
                 let answer = count(gateway, &name, &number.to_string(), &rows.join("\n")).await;
                 let accepted = format!("{{\"accepted\":{}}}", rows.len());
                 assert_eq!(told(&answer), (200, turn > 0, accepted), "{name} {number}");
