@@ -1360,7 +1360,9 @@ CATCHERS = {
             "nothing of them is in shard 0",
         )
     ],
-    "routed-by-any-key": [routed("several_shards_need_a_route_by_the_same_key", "the consumer goes on")],
+    "routed-by-any-key": [
+        routed("several_shards_need_a_route_by_the_same_key", "the consumer goes on")
+    ],
     "misrouted-rows-uncounted": [
         routed("several_shards_need_a_route_by_the_same_key", "unique_misrouted_total")
     ],
