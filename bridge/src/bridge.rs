@@ -117,8 +117,8 @@ fn routed_elsewhere(producer: &Producer, stream: &str) -> Option<String> {
     let is_here = route.shards == 1 && producer.shard() == 0;
     (!is_here).then(|| {
         format!(
-            "the buffer routes the rows of stream {stream} to {} shards by {} (`millpond buffer route`), which a bridge does not: write the \
-             topic to another stream, or let its producers write to a gateway (--listen-kafka)",
+            "the buffer routes the rows of stream {stream} to {} shards by {} (`millpond buffer route`), and a bridge does not route: \
+             write the topic to another stream, or let its producers write to a gateway (--listen-kafka)",
             route.shards,
             route.key.join(", ")
         )

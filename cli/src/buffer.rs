@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 pub(crate) enum BufferCommand {
     /// Add shards to a live buffer. Nothing stops meanwhile, and consumers miss no record of the new shards. Running consumers notice
     /// within about a minute, and so do gateways and Collectors without a configured shard: some of them move to the new shards. Numbered
-    /// requests stay in the shards that the buffer had before its first growth. Refused while a consumer with --unique reads a stream that is
-    /// not routed (`millpond buffer route`). A buffer cannot shrink. After an interruption, run the same command again.
+    /// requests stay in the shards that the buffer had before its first growth. The command refuses while a consumer with --unique reads a
+    /// stream that is not routed by its key (`millpond buffer route`). A buffer cannot shrink. After an interruption, run the command again.
     Shards {
         /// The new number of shards.
         #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SHARDS_MAX)))]
@@ -30,7 +30,7 @@ pub(crate) enum BufferCommand {
 
     /// Send the rows of streams of events to the shard of their key, for consumers with --unique in a buffer with several shards. Running
     /// gateways notice within about a minute. The buffer object gets format version 2, which older programs refuse: upgrade all of them
-    /// first. The same command may run again; it never changes the key or the shards of a stream that is routed already.
+    /// first. Running the command again is safe: it never changes the key or the shards of a stream that is already routed.
     Route {
         /// The file of `millpond consume --unique`: its streams and their keys. Without it, the command only prints the routes.
         #[arg(long, env = "MILLPOND_UNIQUE", value_name = "FILE")]
@@ -46,7 +46,7 @@ pub(crate) enum BufferCommand {
     },
 
     /// End the routes of streams. Consumers that drop repeated events of these streams exit, unless the buffer has one shard. To give a stream
-    /// another key or other shards, end its route and declare the new one: repetitions of events from before may then be kept.
+    /// another key or other shards, end its route and declare a new one. Consumers may then keep repetitions of earlier events.
     Unroute {
         /// The streams.
         #[arg(value_name = "STREAM", required = true)]

@@ -205,7 +205,8 @@ pub(crate) struct ConsumeArgs {
     pub(crate) dead_letters_max: u16,
 
     /// TOML file with the streams of events whose repetitions the consumer drops, each with a key and a window
-    /// (docs/deduplication.md). With several shards, `millpond buffer route` makes gateways route the rows first. A change takes effect when the consumer has been stopped cleanly before.
+    /// (docs/deduplication.md). With several shards, run `millpond buffer route` first. A change takes effect only after the consumer has
+    /// been stopped cleanly.
     #[arg(long, env = "MILLPOND_UNIQUE", value_name = "FILE")]
     pub(crate) unique: Option<PathBuf>,
 

@@ -23,14 +23,14 @@ pub const READS_FIRST: u32 = 12;
 const PLANNED_AHEAD: f64 = 8.0;
 /// A process looks for new shards once a minute, up to a quarter of it early.
 const BUFFER_LOOK_SECONDS: f64 = 52.5;
-/// Commits of k producers in the time of a read and a swap at most, over k to the power: the fastest of many attempts succeeds. This and the
-/// next three are fitted to producers that race in virtual time (`simulation/tests/fleets.rs`).
+/// Factor and power of the number of producers k: their maximum commits in the time of a read and a swap, because the fastest of many attempts
+/// succeeds. This constant and the next three are fitted to producers that race in virtual time (`simulation/tests/fleets.rs`).
 const RACE: (f64, f64) = (1.45, 0.117);
 /// How sharply the commits bend to that limit.
 const RACE_BEND: f64 = 2.8;
 /// Commits of others between a producer's read and its swap, as a share of those in the time of both.
 const RACE_LOST: f64 = 0.47;
-/// Attempts per commit at most, over the number of producers to the power: they take turns.
+/// Factor and power of k: the maximum attempts per commit, because producers take turns.
 const RACE_TURNS: (f64, f64) = (1.485, 0.17);
 /// A standby process checks every second.
 const STANDBY_SECONDS: f64 = 1.0;

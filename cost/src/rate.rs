@@ -96,7 +96,7 @@ pub struct Load {
     pub compressed_bytes_per_second: f64,
     /// Raw bytes per stored byte.
     pub ratio: f64,
-    /// Requests per second of all clients, which come regularly, if they are few. `None`: a segment begins as soon as the one before has closed.
+    /// Requests per second of all clients, at regular intervals. `None`: a segment begins as soon as the last one has closed.
     pub requests_per_second: Option<f64>,
 }
 

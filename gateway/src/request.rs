@@ -347,7 +347,7 @@ impl Service {
     ) -> Result<Outcome, Refusal> {
         let numbering = arrival.caller.numbering.as_ref();
         let message = Routed {
-            // Of all rows, so that the number is taken for that of another message if any row differs.
+            // The checksum covers all rows, so a request with this number and any other row is recognised as another one.
             numbered: numbering.map(|it| it.numbered(&stream.name, &payload.bytes)),
             stream: stream.name,
             route,

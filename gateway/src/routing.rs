@@ -1,5 +1,5 @@
-//! Sends the rows of routed streams to the shards of their keys. It appends the rows that belong to shards first, and the rest after their
-//! commit: the number of the request, and the rows that nobody would recognise when the client repeats it.
+//! Sends the rows of routed streams to the shards of their keys. It appends the rows with keys first. After their commit it appends the rest:
+//! the number of the request, and the rows without a key, whose repetitions no consumer could recognise.
 
 use std::sync::Arc;
 
@@ -165,7 +165,7 @@ impl Sent {
     /// Waits until all of the message is committed. Returns true if the log had it already, under the same number.
     ///
     /// # Errors
-    /// Rows with keys may be in the log. The rest is not, as far as the error says so.
+    /// Rows with keys may be in the log, whatever the error says. The rest is not, unless the outcome is unknown.
     pub(crate) async fn committed(
         self,
         producers: &Producers,

@@ -41,8 +41,8 @@ impl Route {
 pub enum CannotRoute {
     /// Its rows have gone to other shards so far.
     #[error(
-        "stream {stream} is routed by {} over {}: rows that are there would not be compared with new ones. To change that all the same, \
-         end it with `millpond buffer unroute {stream}` first",
+        "stream {stream} is routed by {} over {}: consumers would not compare its earlier rows with those of a new route. To change the \
+         route anyway, first run `millpond buffer unroute {stream}`",
         .is.key.join(", "), shards(.is.shards)
     )]
     Differs {
@@ -181,7 +181,7 @@ impl Buffer {
         Ok((next.routed.len() > self.routed.len()).then_some(next))
     }
 
-    /// The state that routes these streams no more. `None`: it routes none of them.
+    /// The state that no longer routes these streams. `None`: the buffer routes none of them.
     pub fn unroute(&self, streams: &[String], nonce: u64) -> Option<Buffer> {
         let mut next = self.next(nonce);
         next.routed

@@ -1,6 +1,6 @@
-//! The producers of one process. One takes everything that belongs to no shard, and moves to another shard when the buffer grows. Others
-//! take the requests that belong to theirs, by number or by key, as long as there are some. No request fails when a producer is replaced: the old one stays
-//! until it has committed what it accepted.
+//! The producers of one process. One takes everything that belongs to no shard, and moves to another shard when the buffer grows. Others take
+//! the requests that belong to their shards, by number or by key, and close when they are idle. No request fails when a producer is replaced:
+//! the old one stays until it has committed what it accepted.
 
 mod growth;
 mod homes;

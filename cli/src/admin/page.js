@@ -107,7 +107,7 @@ function producerStages(look) {
   ];
 }
 
-// What has happened at least once.
+// The counts that are not zero.
 function soFar(look, of) {
   const counts = of.map(([name, what, wanted]) => [sum(look, name, wanted), what]).filter(([number]) => number > 0);
   return counts.map(([number, what]) => `${count(number)} ${what} so far`);

@@ -101,8 +101,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "SIZE", help_heading = "Load")]
     event_bytes: Option<Size>,
 
-    /// Requests per second of all clients, if each producer gets only a few, at regular intervals: a segment begins with a request, so there are
-    /// fewer segments.
+    /// Requests per second of all clients together, at regular intervals. Set this if each producer gets only a few requests: a segment begins
+    /// with a request, so there are fewer segments. Default: a segment begins as soon as the last one closes.
     #[arg(long, value_name = "N", value_parser = requests, allow_hyphen_values = true, help_heading = "Load")]
     requests: Option<f64>,
 

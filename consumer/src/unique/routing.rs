@@ -65,8 +65,8 @@ impl Routing {
                 stream,
                 shard,
                 rows = misrouted,
-                "rows are in another shard than that of their key, where a repetition passes: their gateway had not noticed the route of \
-                 the stream yet, or is older, or they came before the route; millpond_consumer_unique_misrouted_total counts them"
+                "rows are not in the shard of their key, so their repetitions may pass: they came before the route of the stream, or from a \
+                 gateway that had not noticed it or is older, or from a bridge or SDK; millpond_consumer_unique_misrouted_total counts them"
             );
         }
     }

@@ -71,7 +71,7 @@ impl Division {
             division.places.push(place);
             division.parts.entry(place).or_default().add(row.len(), 1);
         });
-        // Rows without a number do not wait for the rest, or those of a later message would overtake them.
+        // In a message without a number, rows with a key do not wait for the other parts: rows of a later message would overtake them.
         if has_rest {
             division.join_rest();
         }
@@ -181,7 +181,7 @@ impl Size {
 fn each_row<'m>(message: &'m [u8], mut take: impl FnMut(&'m [u8])) {
     let mut at = skip_whitespace(message, 0);
     while at < message.len() {
-        // An accepted row is an object, so it is longer than nothing.
+        // An accepted row is an object, so it is not empty.
         let end = at + extent(&message[at..]).max(1);
         take(&message[at..end]);
         at = skip_whitespace(message, end);

@@ -1,5 +1,5 @@
-//! Numbered requests go to the shard that has their client's row, the *home*, whatever shard the process writes to otherwise. So do rows
-//! of streams that the buffer routes, to the shard of their key. A producer for such a shard opens with the first request for it, follows
+//! Numbered requests go to the shard that has their client's row, the *home*, whatever shard the process writes to otherwise. Likewise, rows
+//! of streams that the buffer routes go to the shard of their key. A producer for such a shard opens with the first request for it, follows
 //! a leader and never leads, and closes after some idle hours.
 //!
 //! A home that does not open or commit must harm nobody else. The process is ready without it, and its requests are refused instead of

@@ -76,7 +76,7 @@ impl Settings {
 /// Peak resident memory (VmHWM).
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Peaks {
-    /// Of the gateway with the most.
+    /// The highest peak of all gateways.
     pub(crate) gateway_mib: f64,
     pub(crate) consumer_mib: f64,
 }
