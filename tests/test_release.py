@@ -32,6 +32,7 @@ def test_the_version_names_the_formats():
         "segments: format",
         "buffer, pages, cursors, dead letters, snapshots of keys: format",
         "manifest: format 1, with numbered requests 2, with sources",
+        "buffers that route streams by key: format",
         "cursors of consumers with --unique: format",
         "rows in ClickHouse: schema version",
     ]
