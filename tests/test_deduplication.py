@@ -125,7 +125,9 @@ def test_several_shards_need_a_route_which_a_consumer_names(site):
     eventually("all rows", lambda: consumer.must_run() or _counts(site)[0] == "200")
     misrouted = consumer.metric("millpond_consumer_unique_misrouted_total")
     assert 50 < misrouted < 150
-    warned = [line for line in consumer.messages().splitlines() if "are in another shard" in line]
+    warned = [
+        line for line in consumer.messages().splitlines() if "not in the shard of their key" in line
+    ]
     assert len(warned) == 1, warned
     assert consumer.terminate() == 0
 
