@@ -38,7 +38,12 @@ def test_every_documented_metric_exists(site):
     load = site.load(gateway, records=500)
     load.run()
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
-    # A metric with labels exists from its first use on.
+    # A metric with labels exists from its first use on. The consumer counts rows after they are in
+    # ClickHouse.
+    eventually(
+        "the consumer to have counted the records",
+        lambda: consumer.metric("millpond_consumer_records_total") >= 500,
+    )
     shown = {
         line.split("{")[0].split(" ")[0]
         for text in (gateway.metrics(), consumer.metrics())

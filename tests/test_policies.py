@@ -18,7 +18,14 @@ from harness.corpus import record, request
 from harness.exactly_once import assert_exactly_once, wait_for_all
 from harness.otlp import export
 from harness.process import Process, eventually
-from harness.services import CREDENTIALS, REPOSITORY, MillpondCollector, append_to, program
+from harness.services import (
+    CREDENTIALS,
+    REPOSITORY,
+    MillpondCollector,
+    append_to,
+    free_port,
+    program,
+)
 
 _POLICIES = REPOSITORY / "deploy" / "iam"
 
@@ -104,7 +111,11 @@ def _filled(roles: Roles, consumer_user: dict[str, str], *consumer_flags: object
     load.run()
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, gateway, consumer)
     assert gateway.metric("millpond_producer_pages_total") > 2
-    assert consumer.metric("millpond_consumer_dead_letters_total") == 1
+    # It counts after the rest of the chunk is in ClickHouse.
+    eventually(
+        "the dead letter to be counted",
+        lambda: consumer.metric("millpond_consumer_dead_letters_total") == 1,
+    )
     return gateway, consumer, load
 
 
@@ -168,6 +179,21 @@ def test_the_collectors_exporter_needs_what_a_gateway_needs(site, roles):
     assert shard["pages"]
     committed = [part for entry in shard["entries"] for part in entry["parts"]]
     assert sum(part["records"] for part in committed) == 2_000
+
+
+def test_a_collector_that_leads_needs_what_a_gateway_needs(site, roles):
+    """It reads the cursor of the consumer that asks it for commits."""
+    peers = {"enabled": True, "listen": f"127.0.0.1:{free_port()}"}
+    settings = append_to(site.buffer, create_bucket=False, peers=peers)
+    leader = site.add(MillpondCollector(site.directory, "millpond", settings, name="otelcol"))
+    roles.started_as(leader, roles.user("exporter", "gateway"))
+    site.load(leader, records=100).run()
+    eventually("the Collector to lead", lambda: leader.metric("millpond_producer_leads") == 1)
+    consumer = site.consumer_of("--gc-interval", "0s")
+    roles.started_as(consumer, roles.user("consumer", "consumer"))
+    watched = "millpond_consumer_watched_shards"
+    eventually("the consumer to watch", lambda: consumer.metric(watched) == 1)
+    assert leader.metric("millpond_producer_watchers") == 1
 
 
 def test_a_consumer_that_collects_needs_both_policies(site, roles):
