@@ -29,8 +29,10 @@ const (
 )
 
 var (
-	errStranger  = errors.New("the certificate is not the one in the leader's row of the manifest: another process has the address")
-	errNotHTTP2  = errors.New("the other side does not speak HTTP/2: is the leader's address the --peer-listen of a gateway?")
+	errStranger = errors.New(
+		"the certificate is not the one in the leader's row of the manifest: another process has the address")
+	errNotHTTP2 = errors.New(
+		"the other side does not speak HTTP/2: does the leader advertise its port for other producers?")
 	errReplySize = fmt.Errorf("the reply is longer than %d bytes", replyMax)
 )
 
@@ -72,7 +74,7 @@ func (c *Client) Close() {
 func (c *Client) connect(leader Leader) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true)
-	config := c.identity.tls(leader.Certificate)
+	config := c.identity.clientTLS(leader.Certificate)
 	return &http.Transport{
 		Protocols:       protocols,
 		HTTP2:           &http.HTTP2Config{SendPingTimeout: pingInterval, PingTimeout: pingMax},
@@ -118,14 +120,14 @@ func (c *Client) send(ctx context.Context, request *Request) (*Answer, error) {
 	if err != nil {
 		return nil, err
 	}
-	post, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+name+"/v1/commit", bytes.NewReader(body))
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, "https://"+name+commitPath, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	// The producer decides what to do with a request that failed: the transport must not send it again.
 	post.GetBody = nil
-	post.Header.Set("Content-Type", "application/x-protobuf")
-	post.Header.Set("Millpond-Producer", request.Producer.String())
+	post.Header.Set("Content-Type", contentType)
+	post.Header.Set(producerHeader, request.Producer.String())
 	response, err := c.transport.RoundTrip(post)
 	if err != nil {
 		return nil, explained(ctx, err)

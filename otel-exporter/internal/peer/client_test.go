@@ -160,7 +160,8 @@ func TestNobodyButTheLeaderOfTheManifestIsAsked(t *testing.T) {
 	})
 	leader := p.Leader
 	leader.Certificate[0]++
-	if _, err := client(t).Ask(t.Context(), leader, request()); err == nil || !strings.Contains(err.Error(), errStranger.Error()) {
+	_, err := client(t).Ask(t.Context(), leader, request())
+	if err == nil || !strings.Contains(err.Error(), errStranger.Error()) {
 		t.Error(err)
 	}
 	if asked {
@@ -229,7 +230,8 @@ func TestBytesThatAreNoReplyCauseNoPanic(t *testing.T) {
 		if (answer == nil) == (err == nil) {
 			t.Errorf("%+v, %v", answer, err)
 		}
-		if err == nil && (answer.ClosesAfter < 0 || answer.ClosesAfter > answer.ClosesEvery || answer.ClosesEvery > closesMax) {
+		if err == nil && (answer.ClosesAfter < 0 || answer.ClosesAfter > answer.ClosesEvery ||
+			answer.ClosesEvery > closesMax) {
 			t.Errorf("%+v", answer)
 		}
 	})

@@ -1,5 +1,7 @@
-// Package peer asks the leader of a shard to commit records of this process: its requests, its certificate and its
-// connection. It decides nothing, and it never listens. design/leader.md describes the protocol.
+// Package peer connects the producers of a shard: a Client asks the leader to commit records of this process, and a
+// Server takes such requests of other processes, and the watches of consumers. It has the requests, the certificates
+// and the connections. It checks who asks and pays for what they send; the producers behind it decide about commits.
+// design/leader.md describes the protocol.
 package peer
 
 import (
@@ -10,6 +12,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"math/big"
 	"time"
@@ -19,6 +22,8 @@ import (
 
 // name is the name in every certificate. Fingerprints, not names, distinguish producers.
 const name = "millpond"
+
+var errClientNotHTTP2 = errors.New("the client does not speak HTTP/2")
 
 // An Identity is the key and the certificate of one process. They live in memory and end with it.
 type Identity struct {
@@ -58,8 +63,8 @@ func NewIdentity() (*Identity, error) {
 // Fingerprint is what the manifest has of the certificate.
 func (i *Identity) Fingerprint() manifest.Fingerprint { return i.fingerprint }
 
-// tls returns the configuration of a client that talks only to the holder of this certificate's key.
-func (i *Identity) tls(expected manifest.Fingerprint) *tls.Config {
+// clientTLS returns the configuration of a client that talks only to the holder of this certificate's key.
+func (i *Identity) clientTLS(expected manifest.Fingerprint) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{i.certificate},
@@ -71,6 +76,25 @@ func (i *Identity) tls(expected manifest.Fingerprint) *tls.Config {
 		VerifyConnection: func(state tls.ConnectionState) error {
 			if len(state.PeerCertificates) == 0 || sha256.Sum256(state.PeerCertificates[0].Raw) != expected {
 				return errStranger
+			}
+			return nil
+		},
+	}
+}
+
+// serverTLS returns the configuration of a server that accepts any certificate whose key the client has.
+func (i *Identity) serverTLS() *tls.Config {
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		Certificates: []tls.Certificate{i.certificate},
+		NextProtos:   []string{"h2"},
+		// The handshake proves that the client has the key of its certificate. Each request looks the certificate up.
+		ClientAuth: tls.RequireAnyClientCert,
+		// A session would outlive the producer's row in the manifest.
+		SessionTicketsDisabled: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if state.NegotiatedProtocol != "h2" {
+				return errClientNotHTTP2
 			}
 			return nil
 		},

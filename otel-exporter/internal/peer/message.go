@@ -13,6 +13,21 @@ type Leader struct {
 	Certificate manifest.Fingerprint
 }
 
+// The requests of producers and of consumers.
+const (
+	commitPath = "/v1/commit"
+	watchPath  = "/v1/watch"
+	// contentType is that of a request and of a reply.
+	contentType = "application/x-protobuf"
+	// producerHeader names the producer that asks, as a UUID.
+	producerHeader = "Millpond-Producer"
+	// consumerHeader names the consumer that asks, shardHeader the shard, because a process may have producers in several,
+	// and newerThanHeader the version that the consumer has.
+	consumerHeader  = "Millpond-Consumer"
+	shardHeader     = "Millpond-Shard"
+	newerThanHeader = "Millpond-Newer-Than"
+)
+
 // A Request is the records of one number.
 type Request struct {
 	Producer manifest.ProducerID // that asks
@@ -53,6 +68,15 @@ const (
 	Busy                       // the leader holds another number of the producer
 	NotCommitted               // the leader gave the records up
 )
+
+// Refuse returns the answer of a producer that does not commit the records. The message is for the reasons Invalid,
+// HeldUp and NotCommitted.
+func Refuse(reason Reason, message string) *Answer {
+	return &Answer{Refused: NewRefusal(reason, message)}
+}
+
+// NewRefusal returns a refusal: see Refuse.
+func NewRefusal(reason Reason, message string) *Refusal { return &Refusal{reason, message} }
 
 // A Refusal is the answer of a producer that does not commit the records. They are not in the log, as far as it knows.
 type Refusal struct {

@@ -73,11 +73,13 @@ func decodeReply(body []byte) (*Answer, error) {
 	case *peerpb.Reply_Committed:
 		return decodeCommitted(outcome.Committed), nil
 	case *peerpb.Reply_Refused:
-		message := outcome.Refused.GetMessage()
-		message = strings.ToValidUTF8(message[:min(len(message), messageMax)], "")
-		return &Answer{Refused: &Refusal{decodeReason(outcome.Refused.GetReason()), message}}, nil
+		return Refuse(decodeReason(outcome.Refused.GetReason()), shortened(outcome.Refused.GetMessage())), nil
 	}
 	return nil, errors.New("the reply has no outcome")
+}
+
+func shortened(message string) string {
+	return strings.ToValidUTF8(message[:min(len(message), messageMax)], "")
 }
 
 func decodeCommitted(committed *peerpb.Committed) *Answer {
