@@ -17,6 +17,7 @@ type accumulator struct {
 	uploaders *uploaders
 	flow      *flow
 	following *following
+	lead      *lead
 	log       *slog.Logger
 
 	nextNumber int
@@ -29,7 +30,7 @@ type accumulator struct {
 }
 
 // run works until messages is closed and the uploaders have everything that was accepted.
-func (a *accumulator) run(messages <-chan accepted) {
+func (a *accumulator) run(messages <-chan accepted, guests <-chan guest) {
 	a.earlyClose = earlyClose{linger: a.config.Linger, flow: a.flow}
 	a.due = time.NewTimer(time.Hour)
 	a.due.Stop()
@@ -43,11 +44,13 @@ func (a *accumulator) run(messages <-chan accepted) {
 			a.closeDue(messages)
 		case message, more := <-messages:
 			if !more {
-				messages = nil
+				messages, guests = nil, nil
 				a.closeOpen()
 				break
 			}
 			a.accept(message)
+		case guest := <-guests:
+			a.takeIn(guest)
 		}
 	}
 }
@@ -55,12 +58,29 @@ func (a *accumulator) run(messages <-chan accepted) {
 func (a *accumulator) accept(accepted accepted) {
 	a.flow.messages.Add(1)
 	a.earlyClose.message(time.Now())
+	a.begin()
+	a.append(accepted)
+	if a.open.rawLen >= a.config.SegmentRawBytes {
+		a.closeOpen()
+		return
+	}
+	a.due.Reset(time.Until(a.closeAt()))
+}
+
+// begin opens a segment if none is open.
+func (a *accumulator) begin() {
 	if a.open == nil {
 		a.open = newFillingSegment(a.nextNumber, time.Now())
 		a.nextNumber++
 	}
-	a.append(accepted)
-	if a.open.rawLen >= a.config.SegmentRawBytes {
+}
+
+// takeIn adds blocks of another producer to the open segment.
+func (a *accumulator) takeIn(guest guest) {
+	a.begin()
+	a.lead.guest(time.Now(), a.open.firstAt.Add(a.config.Linger), a.config.Linger)
+	a.open.addGuest(guest)
+	if a.open.compressedLen >= a.config.SegmentBytes || a.open.rawLen >= a.config.SegmentRawBytes {
 		a.closeOpen()
 		return
 	}
@@ -70,7 +90,11 @@ func (a *accumulator) accept(accepted accepted) {
 // closeAt returns the time to close the open segment.
 func (a *accumulator) closeAt() time.Time {
 	due := a.open.firstAt.Add(a.config.Linger)
-	if at, set := a.following.closeAt(a.open.firstAt); set {
+	at, set := a.lead.closeAt(a.open.firstAt)
+	if !set {
+		at, set = a.following.closeAt(a.open.firstAt)
+	}
+	if set {
 		if at.Before(due) {
 			return at
 		}
@@ -186,20 +210,18 @@ func (a *accumulator) handOver(number int) {
 		return
 	}
 	delete(a.closed, number)
-	work, err := closed.finish()
-	if err != nil {
+	work, err := closed.finish(a.budget)
+	switch {
+	case err != nil:
 		a.log.Error("millpond: a segment could not be encoded", "messages", len(work.waiters), "reason", err)
-		fail(work.waiters, &NotCommittedError{err.Error()})
-		work.waiters = nil
-	}
-	if len(work.waiters) == 0 {
+		work.fail(a.budget, &NotCommittedError{err.Error()})
+		a.uploaders.skip(number)
+	case work.isEmpty():
 		a.budget.release(work.cost)
 		a.uploaders.skip(number)
-		return
-	}
-	if a.following.keeps(work.encoded.Size) {
+	case len(work.guests) == 0 && a.following.keeps(work.encoded.Size):
 		a.uploaders.keep(work)
-		return
+	default:
+		a.uploaders.upload(work)
 	}
-	a.uploaders.upload(work)
 }

@@ -45,3 +45,20 @@ func (b *budget) release(bytes int64) {
 	b.held.Add(-bytes)
 	b.free.Release(bytes)
 }
+
+// tryReserve draws bytes if they are free now and nobody waits for them.
+func (b *budget) tryReserve(bytes int64) bool {
+	if !b.free.TryAcquire(bytes) {
+		return false
+	}
+	b.held.Add(bytes)
+	return true
+}
+
+// Reserve, Release and Limit make the budget the memory of the port for other producers: see peer.Memory.
+
+func (b *budget) Reserve(ctx context.Context, bytes int64) error { return b.reserve(ctx, bytes) }
+
+func (b *budget) Release(bytes int64) { b.release(bytes) }
+
+func (b *budget) Limit() int64 { return b.limit }

@@ -78,6 +78,7 @@ type commitState struct {
 	page *newPage // of a full tail, on its way; nil: none
 
 	certificate manifest.Fingerprint // what this producer presents to others
+	office      office               // what the next commits do about the lead
 }
 
 // A claimName is the producer of a claim, and the first of its numbers.
@@ -132,6 +133,21 @@ func (c *commitState) doubtKnown() bool {
 		return false
 	}
 	return true
+}
+
+// leave returns the step towards a manifest without this producer as the leader, without any segment; nil: it does not
+// lead.
+func (c *commitState) leave(draw drawer) step {
+	switch {
+	case c.knows == unread || c.knows == outdated:
+		return readStep{}
+	case c.knows == absent || !c.known.State.IsLedBy(c.producer):
+		return nil
+	}
+	expected := c.known.Version
+	next := c.known.State.WithoutLeader(c.producer).Stamped(draw.nonce())
+	c.knows, c.known = unread, nil
+	return swapStep{&expected, next, nil}
 }
 
 // next returns the next step for a group, which must not change until the step is reported. An empty group only
@@ -342,7 +358,23 @@ func (c *commitState) commit(group group, draw drawer) step {
 	}
 	expected := c.known.Version
 	attempt := &attempt{c.known.State.Stamp.Version, c.last + 1, claims, commit.FirstSequence, names}
-	return swapStep{&expected, commit.State.Certified(c.producer, c.certificate).Stamped(draw.nonce()), attempt}
+	return swapStep{&expected, c.inOffice(commit.State, group).Stamped(draw.nonce()), attempt}
+}
+
+// inOffice adds to a commit what is not part of the log: this producer's certificate, and who leads.
+func (c *commitState) inOffice(next *manifest.Manifest, group group) *manifest.Manifest {
+	next = next.Certified(c.producer, c.certificate)
+	switch c.office.kind {
+	case keepOffice:
+	case takeOffice:
+		next = next.WithLeader(c.producer, c.office.address)
+	case leaveOffice:
+		next = next.WithoutLeader(c.producer)
+	}
+	if len(group.held) > 0 {
+		next = next.WithShared(c.producer)
+	}
+	return next
 }
 
 // claims returns the claims of a group, this producer's first. The group may change while they are unresolved.
@@ -388,6 +420,8 @@ func judged(place int, claim manifest.Claim, reason error) settled {
 	var gap *manifest.GapError
 	var notRegistered *manifest.NotRegisteredError
 	switch {
+	case errors.As(reason, &taken) && taken.Row.Commit == claim.Last && taken.Row.IsSpent():
+		return settled{place: place, verdict: spentVerdict}
 	case errors.As(reason, &taken) && taken.Row.Commit >= claim.Last:
 		return settled{
 			place: place, verdict: committedVerdict,

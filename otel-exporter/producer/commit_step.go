@@ -86,7 +86,7 @@ type (
 	swapStep struct {
 		expected *storage.Version // nil: there must be no manifest
 		next     *manifest.Manifest
-		attempt  *attempt // nil: the swap registers the producer
+		attempt  *attempt // nil: the swap registers the producer, or leaves the lead
 	}
 	// registeredStep: no request is needed, the manifest has this producer in its table.
 	registeredStep struct{}
@@ -149,6 +149,7 @@ const (
 	gapVerdict                      // numbers between `last` and it are missing
 	// The manifest does not know its producer. Nobody can tell any more what became of a number that was sent before.
 	forgottenVerdict
+	spentVerdict   // its producer has spent the number without the records
 	invalidVerdict // the claim breaks a rule
 )
 

@@ -24,8 +24,11 @@ type committer struct {
 	waiting    map[int]arrival
 	pace       pace
 
-	peering *peering // nil: it commits for itself
-	view    leaderView
+	peering  *peering       // nil: it commits for itself
+	others   <-chan foreign // segments that other producers have uploaded
+	election election
+	lookedAt time.Time // when others last made this producer read the manifest
+	isLeader bool      // the statistics count it as one
 
 	turns    turns
 	lostLast bool          // another producer was first, and this one has not read the manifest since
@@ -64,11 +67,21 @@ type progress int
 const (
 	committed progress = iota // segments are in the log
 	made                      // the next step can follow at once
+	settling                  // claims of others have left the group, and the next step can follow at once
 	heldUp                    // the store did not do it: the same follows after a wait
 	lostRace                  // another producer was first
 )
 
-func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *streams, peering *peering) *committer {
+const (
+	// lookInterval: others make a producer read the manifest at most this often.
+	lookInterval = time.Second
+	// leaveAttempts is the number of attempts of a producer that stops to leave the lead to others.
+	leaveAttempts = 3
+)
+
+func newCommitter(
+	pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *streams, peering *peering, others <-chan foreign,
+) *committer {
 	c := &committer{
 		pipeline: pipeline,
 		bufferID: bufferID,
@@ -82,41 +95,86 @@ func newCommitter(pipeline *pipeline, bufferID uuid.UUID, tailMax int, streams *
 		waiting: make(map[int]arrival),
 		pace:    pace{flow: pipeline.flow, budget: pipeline.budget},
 		peering: peering,
+		others:  others,
 	}
 	if peering != nil {
 		c.commits.certificate = peering.certificate
+		c.election = newElection(peering.address, pipeline.following.linger)
 	}
 	return c
 }
 
-// run commits until the uploaders have ended and all their segments are committed.
+// run commits until the uploaders have ended and all their segments are committed. Then it leaves the lead to others.
 func (c *committer) run(arrivals <-chan arrival) {
-	for arrival := range arrivals {
-		c.arrive(arrival)
-		for c.commitNext(arrivals) {
+	members := new(members)
+	for open := true; open; {
+		select {
+		case arrival, more := <-arrivals:
+			if open = more; more {
+				c.arrive(arrival)
+			}
+		case foreign := <-c.others:
+			members.foreign = append(members.foreign, foreign)
+		case <-c.lead.look:
+			c.look()
+		}
+		for c.commitNext(members, arrivals) {
 		}
 	}
+	c.leave()
+	c.countLead(false)
 	if c.peering != nil {
 		c.peering.peers.Close()
 	}
 }
 
 // commitNext commits the next segments, or has the leader commit them. It reports whether there were any.
-func (c *committer) commitNext(arrivals <-chan arrival) bool {
-	group, did := c.forwardNext(arrivals)
-	if did && len(group) == 0 {
+func (c *committer) commitNext(members *members, arrivals <-chan arrival) bool {
+	if c.forwardNext(members, arrivals) && members.empty() {
 		return true
 	}
 	if c.commits.mayGrow() {
-		if group = c.extend(group, arrivals); len(group) > 0 {
-			group = c.gather(group, arrivals)
+		c.extend(members, arrivals)
+		if !members.empty() {
+			c.gather(members, arrivals)
 		}
 	}
-	if len(group) == 0 {
+	if members.empty() {
 		return false
 	}
-	c.commit(group, arrivals)
+	c.commit(members, arrivals)
 	return true
+}
+
+// look reads the manifest because of producers that are new in it, or of consumers that watch.
+func (c *committer) look() {
+	now := time.Now()
+	if now.Sub(c.lookedAt) >= lookInterval && c.commits.mayGrow() {
+		c.lookedAt = now
+		c.readManifest()
+		// Nothing of this producer waits for it.
+		c.health.gotOn(committing)
+	}
+}
+
+// leave stops leading, so that another producer takes over at once. If it does not succeed, others notice later.
+func (c *committer) leave() {
+	c.election.close()
+	for range leaveAttempts {
+		if !c.election.leads(c.commits.producer) {
+			return
+		}
+		switch next := c.commits.leave(c.environment).(type) {
+		case readStep:
+			c.readManifest()
+		case swapStep:
+			c.swap(new(members), next)
+		default:
+			return
+		}
+	}
+	// The lead may be left to a timeout.
+	c.health.gotOn(committing)
 }
 
 func (c *committer) arrive(arrival arrival) {
@@ -127,10 +185,19 @@ func (c *committer) arrive(arrival arrival) {
 	c.waiting[arrival.number] = arrival
 }
 
-// extend moves the segments that have arrived and are next in order into the group.
-func (c *committer) extend(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
+// extend moves the segments that have arrived and are next in order into the group, and those of others.
+func (c *committer) extend(members *members, arrivals <-chan arrival) {
 	c.drain(arrivals)
-	return append(group, c.uploadAll(c.nextBatch(commitSegmentsMax-len(group)))...)
+	next := c.nextBatch(commitSegmentsMax-members.len(), func(arrival) bool { return true })
+	members.works = append(members.works, c.uploadAll(next)...)
+	for members.len()+batchMax <= commitSegmentsMax {
+		select {
+		case foreign := <-c.others:
+			members.foreign = append(members.foreign, foreign)
+		default:
+			return
+		}
+	}
 }
 
 // drain takes what has arrived.
@@ -148,11 +215,11 @@ func (c *committer) drain(arrivals <-chan arrival) {
 	}
 }
 
-// nextBatch takes the segments that are next in order.
-func (c *committer) nextBatch(most int) (batch batch) {
+// nextBatch takes the segments that are next in order, as long as they may be taken.
+func (c *committer) nextBatch(most int, may func(arrival) bool) (batch batch) {
 	for len(batch) < most {
 		arrival, found := c.waiting[c.nextNumber]
-		if !found {
+		if !found || !may(arrival) {
 			break
 		}
 		delete(c.waiting, c.nextNumber)
@@ -166,12 +233,13 @@ func (c *committer) nextBatch(most int) (batch batch) {
 
 // gather lets segments that filled before the end of their linger wait for others to share their commit, as long as
 // that is worthwhile.
-func (c *committer) gather(group []uploadedWork, arrivals <-chan arrival) []uploadedWork {
+func (c *committer) gather(members *members, arrivals <-chan arrival) {
 	c.pace.begin()
 	look := time.NewTimer(time.Hour)
 	defer look.Stop()
-	for len(group) < commitSegmentsMax {
-		nextLook, wait := c.pace.waitUntil(due(group))
+	// Segments of others do not wait.
+	for len(members.foreign) == 0 && members.len() < commitSegmentsMax {
+		nextLook, wait := c.pace.waitUntil(due(members.works))
 		if !wait {
 			break
 		}
@@ -179,21 +247,22 @@ func (c *committer) gather(group []uploadedWork, arrivals <-chan arrival) []uplo
 		select {
 		case arrival, open := <-arrivals:
 			if !open {
-				return group
+				return
 			}
 			c.arrive(arrival)
+		case foreign := <-c.others:
+			members.foreign = append(members.foreign, foreign)
 		case <-look.C:
 		}
-		group = c.extend(group, arrivals)
+		c.extend(members, arrivals)
 	}
-	return group
 }
 
-// due is the latest time at which the commit of a group starts.
-func due(group []uploadedWork) time.Time {
-	due := group[0].commitBy
-	for i := range group {
-		if by := group[i].commitBy; by.Before(due) {
+// due is the latest time at which the commit of these segments starts.
+func due(works []uploadedWork) time.Time {
+	due := works[0].commitBy
+	for i := range works {
+		if by := works[i].commitBy; by.Before(due) {
 			due = by
 		}
 	}
@@ -201,37 +270,40 @@ func due(group []uploadedWork) time.Time {
 }
 
 // commit commits a group of segments. It retries without limit.
-func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
+func (c *committer) commit(members *members, arrivals <-chan arrival) {
 	started := time.Now()
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	races := storage.Backoff{Initial: 20 * time.Millisecond, Max: raceWaitMax}
 	c.readsFirst.begin(&c.commits)
 	c.turns.begin()
 	c.lostLast = false
-	hasLost := false
-	for len(group) > 0 {
-		if hasLost {
-			if left, asked := c.handOver(group); asked {
-				group = left
-				continue
-			}
+	// Each segment that joins may bring claims that have to leave it, which takes an upload. The others do not wait for all
+	// that arrive meanwhile, also after a lost race.
+	isSettling, hasLost := false, false
+	for !members.empty() {
+		if hasLost && c.handOver(members) {
+			continue
 		}
-		if c.waitForTurn(group) {
+		if c.waitForTurn(members) {
 			hasLost = true
 			continue
 		}
-		if c.commits.mayGrow() {
-			group = c.extend(group, arrivals)
+		if c.commits.mayGrow() && !isSettling {
+			c.extend(members, arrivals)
 		}
-		left, progress := c.step(group)
-		switch progress {
+		before := members.len()
+		switch c.step(members) {
 		case committed:
+			isSettling = false
 			c.caughtUp()
+			c.lead.answered(time.Now())
 			c.health.gotOn(committing)
 			if c.hooks.Committed != nil {
-				c.hooks.Committed(time.Since(started), len(group)-len(left))
+				c.hooks.Committed(time.Since(started), before-members.len())
 			}
 		case made:
+		case settling:
+			isSettling = true
 		case heldUp:
 			c.turns.heldUp()
 			time.Sleep(c.environment.wait(&backoff))
@@ -240,48 +312,43 @@ func (c *committer) commit(group []uploadedWork, arrivals <-chan arrival) {
 			if !c.behind {
 				c.health.gotOn(committing) // A lost race is an answer of the store.
 			}
-			time.Sleep(c.environment.wait(&races))
+			if !c.election.leads(c.commits.producer) {
+				time.Sleep(c.environment.wait(&races))
+			}
 		}
-		group = left
 	}
 	// Nothing waits for the store any more, whoever committed the group.
 	c.health.gotOn(committing)
 }
 
-// step takes one step of the group's commit. It returns the segments that are left to commit.
-func (c *committer) step(group []uploadedWork) ([]uploadedWork, progress) {
-	switch next := c.commits.next(groupOf(describe(group)), c.environment).(type) {
+// step takes one step of the group's commit.
+func (c *committer) step(members *members) progress {
+	described := members.describe()
+	c.commits.office = c.election.office(c.commits.producer, time.Now())
+	switch next := c.commits.next(described.group, c.environment).(type) {
 	case readStep:
-		return group, c.readManifest()
+		return c.readManifest()
 	case storePageStep:
-		return group, c.storePage(next.page)
+		return c.storePage(next.page)
 	case swapStep:
-		return c.swap(group, next)
+		return c.swap(members, next)
 	case registeredStep:
 		c.log.Info("millpond: registered", "producer", c.commits.producer.String(), "shard", c.shard)
 	case settleStep:
-		// This producer holds nobody's records: a settlement is about its own.
 		c.counters.commitsFound.Add(1)
-		if next.own != nil {
-			group = c.settleOwn(group, next.own)
+		c.settle(members, &described, next)
+		if next.own == nil {
+			return settling
 		}
-		return group, committed
+		return committed
 	case uploadAgainStep:
-		c.uploadAgain(group, next)
+		c.uploadAgain(members, next)
 	case dropStep:
-		return c.dropInvalid(group, next), made
+		c.dropInvalid(members, next)
 	case renewStep:
-		return c.goOnAnew(group, next), made
+		c.goOnAnew(members, next)
 	}
-	return group, made
-}
-
-func describe(group []uploadedWork) []manifest.NewSegment {
-	segments := make([]manifest.NewSegment, len(group))
-	for i := range group {
-		segments[i] = group[i].describe()
-	}
-	return segments
+	return made
 }
 
 // storePage puts the page of a full tail into the store.
@@ -352,7 +419,10 @@ func (c *committer) waitForLater() {
 
 // caughtUp records that the store shows what others committed.
 func (c *committer) caughtUp() {
-	c.refused = nil
+	if c.refused != nil {
+		c.refused = nil
+		c.lead.answered(time.Now())
+	}
 	if c.behind {
 		c.behind = false
 		c.health.gotOn(committing)
@@ -368,11 +438,11 @@ func (c *committer) hear(news news) {
 }
 
 // swap makes one compare-and-set.
-func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, progress) {
+func (c *committer) swap(members *members, swap swapStep) progress {
 	if swap.expected == nil {
 		if err := c.checkBuffer(); err != nil {
 			c.health.heldUp(committing, err)
-			return group, heldUp
+			return heldUp
 		}
 	}
 	began := time.Now()
@@ -392,14 +462,15 @@ func (c *committer) swap(group []uploadedWork, swap swapStep) ([]uploadedWork, p
 	switch {
 	case news.landed != nil:
 		c.turns.committed(snapshot.State, c.commits.producer, time.Now())
-		return c.succeed(group, *news.landed), committed
+		c.succeed(members, *news.landed)
+		return committed
 	case outcome == storage.Committed:
-		return group, made
+		return made
 	case outcome == storage.Mismatch:
 		c.refused = &refusedState{swap.expected}
-		return group, lostRace
+		return lostRace
 	}
-	return group, heldUp
+	return heldUp
 }
 
 // checkBuffer returns why this producer may not create the manifest: somebody deleted the buffer, and perhaps created
@@ -421,85 +492,10 @@ func (c *committer) checkBuffer() error {
 // tryRegister registers before the first segment is there. It reports whether the producer is registered now.
 func (c *committer) tryRegister() bool {
 	for !c.commits.registered {
-		if _, progress := c.step(nil); progress == heldUp || progress == lostRace {
+		if progress := c.step(new(members)); progress == heldUp || progress == lostRace {
 			return false
 		}
 	}
 	c.health.gotOn(committing)
 	return true
-}
-
-// succeed tells the callers of the group's first segments that they are in the log. It returns the segments that are
-// left to commit.
-func (c *committer) succeed(group []uploadedWork, landed landed) []uploadedWork {
-	for i := range group[:landed.count] {
-		c.answerUploaded(&group[i].encodedWork, landed.firstSequence+uint64(i))
-	}
-	return group[landed.count:]
-}
-
-// answerUploaded tells the callers of a segment of this producer that it is in the log.
-func (c *committer) answerUploaded(work *encodedWork, sequence uint64) {
-	c.counters.segments.Add(1)
-	c.counters.storedBytes.Add(int64(work.encoded.Size))
-	c.answer(work, sequence)
-}
-
-// answer tells the callers of these records that they are in the log.
-func (c *committer) answer(work *encodedWork, sequence uint64) {
-	c.counters.segmentsUncommitted.Add(-1)
-	for _, part := range work.encoded.Streams {
-		c.counters.blocks.Add(int64(part.Blocks))
-		c.counters.messages.Add(int64(part.Messages))
-		c.counters.records.Add(int64(part.Records))
-		c.counters.rawBytes.Add(int64(part.RawLen))
-	}
-	c.budget.release(work.cost)
-	committed := Committed{Shard: c.shard, Sequence: sequence}
-	for _, waiter := range work.waiters {
-		waiter <- result{committed: committed}
-	}
-}
-
-// failed tells the callers of a segment that it will not be committed.
-func (c *committer) failed(work *uploadedWork, err error) {
-	c.counters.segmentsUncommitted.Add(-1)
-	c.budget.release(work.cost)
-	fail(work.waiters, err)
-}
-
-// uploadAgain uploads segments under names above the orphan floor: the objects under the present names may be deleted
-// at any time.
-func (c *committer) uploadAgain(group []uploadedWork, again uploadAgainStep) {
-	c.log.Warn("millpond: uploading segments again that are named before the orphan floor",
-		"segments", len(again.places), "floor_ms", again.floorMs)
-	for _, place := range again.places {
-		c.counters.reuploads.Add(1)
-		group[place] = c.upload(group[place].encodedWork, again.floorMs)
-	}
-}
-
-// dropInvalid takes a segment that the manifest refuses out of the group and tells its callers.
-func (c *committer) dropInvalid(group []uploadedWork, drop dropStep) []uploadedWork {
-	work := &group[drop.place]
-	c.log.Error("millpond: a segment cannot be committed", "segment", work.name.String(), "reason", drop.reason)
-	c.failed(work, &NotCommittedError{drop.reason})
-	return append(group[:drop.place:drop.place], group[drop.place+1:]...)
-}
-
-// goOnAnew tells the callers of the group, if the outcome is in doubt, that it is unknown.
-func (c *committer) goOnAnew(group []uploadedWork, renew renewStep) []uploadedWork {
-	c.counters.expired.Add(1)
-	if renew.contradicted {
-		c.log.Error("millpond: was the buffer restored from a copy?", "reason", renew.reason)
-	}
-	if !renew.inDoubt {
-		c.log.Warn("millpond: going on under a new producer id", "reason", renew.reason)
-		return group
-	}
-	c.log.Error("millpond: the outcome of a commit is unknown", "segments", len(group), "reason", renew.reason)
-	for i := range group {
-		c.failed(&group[i], &OutcomeUnknownError{Reason: renew.reason})
-	}
-	return nil
 }

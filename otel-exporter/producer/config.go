@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"millpond.dev/otel-exporter/internal/manifest"
-	"millpond.dev/otel-exporter/internal/peer"
 	"millpond.dev/otel-exporter/internal/segment"
 	"millpond.dev/otel-exporter/internal/storage"
 )
@@ -52,10 +51,17 @@ type Config struct {
 	// StartTimeout limits how long Open waits for the store. Default 30 s. Begin does not wait.
 	StartTimeout time.Duration
 
-	// FollowLeader lets the leader of the shard, a gateway with --peer-listen, commit for this producer. Default false:
-	// this producer commits for itself. It needs no port and never leads. It commits for itself as well while nobody
-	// leads, or if the leader fails it.
+	// FollowLeader lets the leader of the shard commit for this producer: a gateway with --peer-listen, or another
+	// producer with PeerListen. Default false: this producer commits for itself. It commits for itself as well while
+	// nobody leads, or if the leader fails it.
 	FollowLeader bool
+	// PeerListen is the IP address and port to listen on for other producers of the shard, and for consumers. This
+	// producer may then lead: it commits for the others and tells consumers of commits. The connections use TLS, with
+	// certificates that all know from the buffer. Default empty: it never leads.
+	PeerListen string
+	// Advertise is the HOST:PORT at which others reach PeerListen, for example the address of the pod. Default empty:
+	// the address of PeerListen.
+	Advertise string
 	// ForwardBelow is the compressed size below which a segment is sent to the leader. The producer uploads larger
 	// segments itself, and the leader commits them. Default 256 KiB: per second, a PUT costs as much as traffic of this size
 	// between two zones. 0: nothing is sent.
@@ -120,18 +126,6 @@ const forwardBelowMax = 1 << 20
 // must accept the result. A leader's commit may exceed its usual number of segments by those of a follower.
 const tailMaxMax = manifest.EntriesMax - 2*commitSegmentsMax
 
-// peering makes what a follower presents to its leader. It returns nil for a producer that commits for itself.
-func (c *Config) peering() (*peering, error) {
-	if !c.FollowLeader {
-		return nil, nil
-	}
-	identity, err := peer.NewIdentity()
-	if err != nil {
-		return nil, err
-	}
-	return &peering{peer.NewClient(identity), identity.Fingerprint(), uint64(c.ForwardBelow)}, nil
-}
-
 // workingMemory is always in use: each encoder has room for a block and its compressed form.
 func (c *Config) workingMemory() int { return 2 * c.Encoders * c.BlockBytes }
 
@@ -175,5 +169,5 @@ func (c *Config) Check() error {
 			return fmt.Errorf("%s is %s: %s", wait.setting, wait.found, wait.rule)
 		}
 	}
-	return nil
+	return c.checkPeers()
 }

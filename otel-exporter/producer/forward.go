@@ -28,11 +28,12 @@ type peers interface {
 	Close()
 }
 
-// A peering is how a producer takes part in shared commits, as a follower.
+// A peering is how a producer takes part in shared commits.
 type peering struct {
 	peers        peers
 	certificate  manifest.Fingerprint // that it presents
 	forwardBelow uint64               // smaller data, in compressed bytes, is sent to the leader
+	address      string               // where others reach this producer; empty: it never leads
 }
 
 // A batch is segments that are next in order, uploaded or not.
@@ -72,26 +73,29 @@ func (c *committer) uploadAll(batch batch) []uploadedWork {
 	return works
 }
 
-// forwardNext sends the next segments to the leader, if there is one. It reports whether there was something to do, and
-// returns the segments that the leader did not commit, as far as this producer knows: they are the next group, which must
-// not grow.
-func (c *committer) forwardNext(arrivals <-chan arrival) (group []uploadedWork, did bool) {
+// forwardNext sends the next segments to the leader, if there is one. It reports whether there was something to do. The
+// segments that the leader did not commit, as far as this producer knows, are the next group, which must not grow.
+func (c *committer) forwardNext(members *members, arrivals <-chan arrival) (did bool) {
 	if c.peering == nil {
-		return nil, false
+		return false
 	}
 	c.drain(arrivals)
-	leads := c.view.follows(c.commits.producer, time.Now())
-	c.following.follow(c.peering.forwardBelow, leads)
-	if !leads {
-		return nil, false
+	follows := c.election.follows(c.commits.producer, time.Now())
+	c.following.follow(c.peering.forwardBelow, follows)
+	if !follows || !members.empty() {
+		return false
 	}
 	c.waitForTheLeader(arrivals)
-	batch := c.nextBatch(batchMax)
+	batch := c.nextBatch(batchMax, arrival.mayBeForwarded)
 	if len(batch) == 0 {
-		return nil, false
+		return false
 	}
-	return c.forward(batch), true
+	members.works = c.forward(batch)
+	return true
 }
+
+// mayBeForwarded reports that another producer may commit the segment: it has no records of others.
+func (a arrival) mayBeForwarded() bool { return a.uploaded == nil || len(a.uploaded.guests) == 0 }
 
 // waitForTheLeader lets what is ready wait for the time to send it.
 func (c *committer) waitForTheLeader(arrivals <-chan arrival) {
@@ -130,7 +134,7 @@ func (c *committer) sendLater() (until time.Time, isTime, wait bool) {
 		// would then miss their segment, and so on.
 		until, wait = c.following.sendAt(time.Now())
 		return until, true, wait
-	case next.uploaded != nil:
+	case next.uploaded != nil && next.mayBeForwarded():
 		// Segments that filled before the end of their linger share a request, as they would share a commit.
 		until, wait = c.pace.waitUntil(next.uploaded.commitBy)
 	}
@@ -179,8 +183,8 @@ func (c *committer) ask(request *peer.Request) (first uint64, landed bool) {
 		return 0, false
 	}
 	request.Number = number
-	leader, certificate := c.view.leader, c.view.certificate
-	ctx, end := context.WithTimeoutCause(c.ctx, askMax, fmt.Errorf("no answer for %s", askMax))
+	leader, certificate := c.election.leader, c.election.certificate
+	ctx, end := context.WithTimeoutCause(c.ctx, askMax, errSlow)
 	defer end()
 	answer, err := c.peering.peers.Ask(ctx, peer.Leader{Address: leader.Address, Certificate: certificate}, request)
 	fallback, reason := unreachable, err
@@ -189,16 +193,17 @@ func (c *committer) ask(request *peer.Request) (first uint64, landed bool) {
 	case answer.Refused != nil:
 		fallback, reason = refusedFor(answer.Refused.Reason), answer.Refused
 		if answer.Refused.Reason == peer.Leaving {
-			c.view.isLeaving(leader.Term)
+			c.election.isLeaving(leader.Term)
 		}
 	case c.commits.landedElsewhere(number):
-		c.view.served(leader.Term)
+		c.election.served(leader.Term, answer.ClosesEvery)
 		c.following.keepRhythm(time.Now(), answer.ClosesAfter, answer.ClosesEvery)
 		return answer.FirstSequence, true
 	default:
 		fallback, reason = stale, errStale
 	}
-	c.view.failed(leader.Term, time.Now())
+	// Pings would have ended a request to a leader that stands still.
+	c.election.failed(leader.Term, fallback == unreachable && !errors.Is(err, errSlow), time.Now())
 	// Its answer may say that the known manifest is old.
 	c.commits.doubtKnown()
 	c.following.follow(0, false)
@@ -207,36 +212,39 @@ func (c *committer) ask(request *peer.Request) (first uint64, landed bool) {
 	return 0, false
 }
 
-// settleOwn handles the table's answer that the group's first segments are in the log. It returns the segments that are
-// left to commit.
-func (c *committer) settleOwn(group []uploadedWork, own *ownOutcome) []uploadedWork {
-	if !own.elsewhere {
-		c.turns.committed(c.commits.known.State, c.commits.producer, time.Now())
-		return c.succeed(group, own.landed)
-	}
-	// The whole group was forwarded under this number, and nothing has joined it since.
-	for i := range group {
-		sequence := own.firstSequence
-		if own.count == len(group) {
-			sequence += uint64(i)
-		} // Otherwise the leader has put the blocks of several segments into one.
-		c.answerUploaded(&group[i].encodedWork, sequence)
-	}
-	return nil
-}
-
 // see takes note of who leads.
 func (c *committer) see() {
-	if c.peering == nil || c.commits.knows != current || !c.view.see(c.commits.known.State) {
+	if c.peering == nil || c.commits.knows != current {
 		return
 	}
-	if !c.view.known {
+	state, own := c.commits.known.State, c.commits.producer
+	changed := c.election.see(state, time.Now())
+	c.lead.learn(state, own)
+	if !changed {
+		return
+	}
+	leader := &c.election.leader
+	switch {
+	case !c.election.known:
 		c.log.Info("millpond: nobody leads", "shard", c.shard)
-		return
+	case leader.Producer == own:
+		c.log.Info("millpond: this producer leads", "shard", c.shard, "term", leader.Term)
+	default:
+		c.log.Info("millpond: another producer leads", "shard", c.shard,
+			"producer", leader.Producer.String(), "address", leader.Address, "term", leader.Term)
 	}
-	leader := &c.view.leader
-	c.log.Info("millpond: another producer leads", "shard", c.shard,
-		"producer", leader.Producer.String(), "address", leader.Address, "term", leader.Term)
+	c.countLead(c.election.leads(own))
+}
+
+// countLead counts this producer among those that lead, or no more.
+func (c *committer) countLead(leads bool) {
+	switch {
+	case leads && !c.isLeader:
+		c.counters.leads.Add(1)
+	case !leads && c.isLeader:
+		c.counters.leads.Add(-1)
+	}
+	c.isLeader = leads
 }
 
 // A fallback is the reason of a commit that was made without the leader.
@@ -260,7 +268,10 @@ var FallbackReasons = [fallbackCount]string{
 	"unreachable", "stale", "not_leading", "leaving", "over_budget", "held_up", "busy", "not_committed", "invalid",
 }
 
-var errStale = errors.New("it answered for another number")
+var (
+	errStale = errors.New("it answered for another number")
+	errSlow  = fmt.Errorf("no answer for %s", askMax)
+)
 
 func refusedFor(reason peer.Reason) fallback {
 	switch reason {

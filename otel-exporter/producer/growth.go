@@ -84,13 +84,10 @@ func (g *growth) see(found *manifest.Buffer, below func(uint32) uint32) error {
 func (p *Producer) move(ctx context.Context, buffer *manifest.Buffer, shard uint32) error {
 	old := p.current.Load()
 	there := place{old.pipeline.store, buffer, shard}
-	next, err := p.resources.begin(func(context.Context, *pipeline) (place, error) { return there, nil })
-	if err != nil {
-		return err
-	}
+	next := p.resources.begin(func(context.Context, *pipeline) (place, error) { return there, nil })
 	opening, end := p.resources.starting(ctx)
 	defer end()
-	err = next.isOpen(opening)
+	err := next.isOpen(opening)
 	if err == nil {
 		err = p.replace(old, next)
 	}

@@ -12,46 +12,53 @@ import (
 // turnLook is how often a producer that waits for its turn looks at the manifest.
 const turnLook = time.Second
 
-// handOver has the leader commit the group, if there is one to ask. It returns what is left of the group, and reports
-// whether the leader was asked.
-func (c *committer) handOver(group []uploadedWork) (left []uploadedWork, asked bool) {
+// handOver has the leader commit the group, if there is one to ask. It reports whether the leader was asked: the group is
+// empty if the records are in the log, and waits for its own commit otherwise.
+func (c *committer) handOver(members *members) (asked bool) {
 	// An older manifest may name a leader that leads no more.
-	if c.commits.knows != current || !c.mayHandOver(group) || !c.view.follows(c.commits.producer, time.Now()) {
-		return group, false
+	if c.commits.knows != current || !c.mayHandOver(members) || !c.election.follows(c.commits.producer, time.Now()) {
+		return false
 	}
-	first, landed := c.ask(&peer.Request{Producer: c.commits.producer, Segments: describe(group)})
+	works := members.works
+	first, landed := c.ask(&peer.Request{Producer: c.commits.producer, Segments: describe(works)})
 	if !landed {
-		return group, true
+		return true
 	}
-	for i := range group {
-		c.counters.delegatedBytes.Add(int64(group[i].encoded.Size))
-		c.answerUploaded(&group[i].encodedWork, first+uint64(i))
+	for i := range works {
+		c.counters.delegatedBytes.Add(int64(works[i].encoded.Size))
+		c.answerUploaded(&works[i].encodedWork, first+uint64(i))
 	}
-	return nil, true
+	members.works = nil
+	return true
 }
 
-// mayHandOver reports whether another producer may commit the group: nothing of it may have landed yet. If its records were
-// sent before, the leader may have put them into one segment, so that it could not tell the sequences of several.
-func (c *committer) mayHandOver(group []uploadedWork) bool {
+// mayHandOver reports whether another producer may commit the group: nothing of it may have landed yet, and all of it is
+// this producer's. If its records were sent before, the leader may have put them into one segment, so that it could not
+// tell the sequences of several.
+func (c *committer) mayHandOver(members *members) bool {
 	most := batchMax
 	if !c.commits.mayGrow() {
 		most = 1
 	}
-	return c.peering != nil && c.commits.mayForward() && len(group) > 0 && len(group) <= most
+	works := len(members.works)
+	return c.peering != nil && c.commits.mayForward() && members.mayBeForwarded() && works > 0 && works <= most
 }
 
-// waitForTurn waits after a lost race as long as others have waited longer. A group that the leader may commit waits only
-// until there is a leader to ask: waitForTurn reports that. The turn also ends when those that have waited longer have
-// committed.
-func (c *committer) waitForTurn(group []uploadedWork) (mayAsk bool) {
+// waitForTurn waits after a lost race as long as others have waited longer. The leader waits for nobody: they may all wait
+// for it. A group that the leader may commit waits only until there is a leader to ask: waitForTurn reports that. The turn
+// also ends when those that have waited longer have committed.
+func (c *committer) waitForTurn(members *members) (mayAsk bool) {
 	until := time.Now().Add(c.turns.wait(time.Now()))
+	if c.election.leads(c.commits.producer) {
+		return false
+	}
 	for {
 		pause := min(time.Until(until), turnLook)
 		if pause <= 0 {
 			return false
 		}
-		if c.mayHandOver(group) {
-			if avoided, asks := c.view.avoidedFor(c.commits.producer, time.Now()); asks {
+		if c.mayHandOver(members) {
+			if avoided, asks := c.election.avoidedFor(c.commits.producer, time.Now()); asks {
 				pause = min(pause, max(avoided, 0))
 			}
 		}
@@ -61,7 +68,7 @@ func (c *committer) waitForTurn(group []uploadedWork) (mayAsk bool) {
 			c.turns.heldUp()
 			return false
 		}
-		if c.mayHandOver(group) && c.view.follows(c.commits.producer, time.Now()) {
+		if c.mayHandOver(members) && c.election.follows(c.commits.producer, time.Now()) {
 			return true
 		}
 		if c.commits.knows == current {

@@ -93,16 +93,16 @@ func TestAProducerIsReadyWhenTheLeaderHasCommittedItsGroup(t *testing.T) {
 }
 
 // inTurn returns a committer that waits ten seconds for its turn, and its group.
-func inTurn(w *world) (*testLeader, *committer, []uploadedWork) {
+func inTurn(w *world) (*testLeader, *committer, *members) {
 	l := &testLeader{t: w.t, w: w}
 	p := w.follower(l, testConfig(), 1)
 	w.mustAppend(p, "first")
 	current := p.current.Load()
-	c := newCommitter(current.pipeline, w.manifest().BufferID, current.config.TailMax, current.streams, current.peering)
+	c := newCommitter(current.pipeline, w.manifest().BufferID, current.config.TailMax, current.streams, current.peering, nil)
 	c.commits.registered = true
 	c.turns = *contendedTurns()
 	c.turns.notBefore = time.Now().Add(turnWaitMax)
-	return l, c, make([]uploadedWork, 1)
+	return l, c, &members{works: make([]uploadedWork, 1)}
 }
 
 func TestAProducerThatWaitsForItsTurnNoticesAnotherLeader(t *testing.T) {

@@ -185,7 +185,7 @@ func (l *testLeader) upload(blocks []peer.Block) manifest.NewSegment {
 // follower starts a producer that follows the leader.
 func (w *world) follower(l *testLeader, config Config, seed uint64) *Producer {
 	w.t.Helper()
-	return w.started(config, seed, &peering{l, manifest.Fingerprint{byte(seed), 1}, uint64(config.ForwardBelow)})
+	return w.started(config, seed, &peering{l, manifest.Fingerprint{byte(seed), 1}, uint64(config.ForwardBelow), ""})
 }
 
 // anyWay draws what happens to each request.

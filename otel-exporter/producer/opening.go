@@ -28,7 +28,7 @@ func Open(ctx context.Context, url string, config Config) (*Producer, error) {
 // appended, and refuses more once MemoryLimit is reached, as in any outage. Opened reports the result: if the buffer
 // turns out to be unusable, every accepted message fails with a NotCommittedError.
 func Begin(url string, config Config) (*Producer, error) {
-	return begin(systemEnvironment(), config, config.peering, func(ctx context.Context) (*storage.Store, error) {
+	return begin(systemEnvironment(), config, config.listen, func(ctx context.Context) (*storage.Store, error) {
 		store, err := storage.Open(ctx, url, storage.Options{
 			Endpoint:       config.S3Endpoint,
 			Region:         config.S3Region,
@@ -49,24 +49,27 @@ func CheckURL(url string) error { return storage.CheckURL(url) }
 // openStore makes one attempt to open a store that can hold a buffer.
 type openStore func(context.Context) (*storage.Store, error)
 
-func begin(environment *environment, config Config, newPeering func() (*peering, error), openStore openStore) (*Producer, error) {
+func begin(environment *environment, config Config, listen func() (*peerPort, error), openStore openStore) (*Producer, error) {
 	if err := config.Check(); err != nil {
 		return nil, err
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
 	}
-	resources, err := newResources(environment, &config, newPeering)
+	peers, err := listen()
 	if err != nil {
 		return nil, err
 	}
-	first, err := resources.begin(resources.opening(openStore))
+	resources, err := newResources(environment, &config, peers)
 	if err != nil {
+		peers.cut()
 		return nil, err
 	}
+	first := resources.begin(resources.opening(openStore))
 	looking, stopLook := context.WithCancel(context.Background())
 	p := &Producer{resources: resources, stopLook: stopLook, settled: make(chan struct{})}
 	p.current.Store(first)
+	peers.serve(p)
 	go func() {
 		defer close(p.settled)
 		if config.Shard < 0 {

@@ -116,6 +116,7 @@ func (p *Producer) Close(ctx context.Context) error {
 	p.stopLook()
 	current := p.current.Load()
 	if current.close(ctx, ErrClosed) && p.isSettled(ctx) {
+		p.resources.peers.close(ctx)
 		var failed *OpenError
 		if errors.As(current.pipeline.openError, &failed) {
 			return failed

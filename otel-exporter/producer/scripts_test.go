@@ -328,6 +328,8 @@ func (w *scriptWorld) settle(next settleStep) string {
 			text += fmt.Sprintf(" does not follow %d", settled.last)
 		case forgottenVerdict:
 			text += " is of a producer that the manifest does not know"
+		case spentVerdict:
+			text += " is spent"
 		case invalidVerdict:
 			text += " is not valid"
 		}

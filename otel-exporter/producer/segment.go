@@ -1,6 +1,7 @@
 package producer
 
 import (
+	"slices"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -71,6 +72,7 @@ type fillingSegment struct {
 	streams       []openStream
 	places        map[string]int
 	waiters       []waiter
+	guests        []guest // blocks of other producers
 	cost          int64
 	rawLen        int
 	compressedLen int
@@ -114,34 +116,98 @@ func (s *fillingSegment) put(done doneBlock) {
 	s.streams[done.stream].encoded[done.slot] = done.encoded
 }
 
+// addGuest takes blocks of another producer.
+func (s *fillingSegment) addGuest(guest guest) {
+	for i := range guest.blocks {
+		s.compressedLen += len(guest.blocks[i].Bytes)
+		s.rawLen += int(guest.blocks[i].RawLen)
+	}
+	s.guests = append(s.guests, guest)
+}
+
 // An encodedWork is an encoded segment. It keeps its cost until the commit, because the orphan floor may require
 // another upload.
 type encodedWork struct {
 	number  int
 	encoded segment.EncodedSegment
-	own     []peer.Block // of the segment, in order
+	own     []peer.Block // this producer's own blocks, in order
+	guests  []guest      // the other producers whose blocks follow
 	waiters []waiter
-	cost    int64
+	cost    int64 // without that of the guests
 	// lingerLeft is the rest of its linger when it closed: the commit may follow the upload by that much.
 	lingerLeft time.Duration
 }
 
+// isEmpty reports that nobody waits for the segment.
+func (w *encodedWork) isEmpty() bool { return len(w.waiters) == 0 && len(w.guests) == 0 }
+
+// hasOwn reports that the segment has records of this producer.
+func (w *encodedWork) hasOwn() bool { return len(w.own) > 0 || len(w.guests) == 0 }
+
 // finish combines the blocks of a closed segment.
-func (s *fillingSegment) finish() (encodedWork, error) {
-	work := encodedWork{number: s.number, waiters: s.waiters, cost: s.cost, lingerLeft: s.lingerLeft}
-	builder := segment.NewBuilder(segment.DefaultLimits())
+func (s *fillingSegment) finish(budget *budget) (encodedWork, error) {
+	work := encodedWork{number: s.number, guests: s.guests, waiters: s.waiters, cost: s.cost, lingerLeft: s.lingerLeft}
 	for i := range s.streams {
 		stream := &s.streams[i]
 		for _, block := range stream.encoded {
-			if err := builder.Push(stream.name, stream.encoding, block); err != nil {
-				return work, err
-			}
 			work.own = append(work.own, peer.Block{Stream: stream.name, Encoding: stream.encoding, EncodedBlock: block})
 		}
 	}
-	var err error
-	work.encoded, err = builder.Finish()
-	return work, err
+	return work, work.assemble(budget)
+}
+
+// assemble builds the segment of the own blocks and those of the guests. Guests whose blocks do not fit beside the others
+// leave it, with an answer.
+func (w *encodedWork) assemble(budget *budget) error {
+	for {
+		builder := segment.NewBuilder(segment.DefaultLimits())
+		if err := pushAll(builder, w.own); err != nil {
+			return err
+		}
+		unfit, reason := -1, error(nil)
+		for place := range w.guests {
+			if reason = pushAll(builder, w.guests[place].blocks); reason != nil {
+				unfit = place
+				break
+			}
+		}
+		if unfit < 0 {
+			encoded, err := builder.Finish()
+			w.encoded = encoded
+			return err
+		}
+		guest := w.guests[unfit]
+		w.guests = slices.Delete(w.guests, unfit, unfit+1)
+		budget.release(guest.cost)
+		guest.ticket.refuse(peer.NotCommitted, reason.Error())
+	}
+}
+
+func pushAll(builder *segment.Builder, blocks []peer.Block) error {
+	for i := range blocks {
+		if err := builder.Push(blocks[i].Stream, blocks[i].Encoding, blocks[i].EncodedBlock); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuseGuests tells the guests that their records are not in the log, and gives their memory back.
+func (w *encodedWork) refuseGuests(budget *budget, reason peer.Reason, message string) {
+	for _, guest := range w.guests {
+		budget.release(guest.cost)
+		guest.ticket.refuse(reason, message)
+	}
+	w.guests = nil
+}
+
+// fail tells everybody who waits for the segment that its records are not in the log, or that nobody knows: guests can ask
+// the table themselves.
+func (w *encodedWork) fail(budget *budget, err error) {
+	budget.release(w.cost)
+	fail(w.waiters, err)
+	w.waiters = nil
+	w.refuseGuests(budget, peer.NotCommitted, "the records were given up: "+err.Error())
 }
 
 // An uploadedWork is an uploaded segment.

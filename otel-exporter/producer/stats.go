@@ -30,6 +30,11 @@ type Stats struct {
 	AppendedBytes  int64                // compressed, of the segments whose blocks the leader committed
 	DelegatedBytes int64                // of the segments that this producer uploaded and the leader committed
 	Fallbacks      [fallbackCount]int64 // commits made without the leader, by its reason: see FallbackReasons
+
+	Leads            int64 // now: shards that this producer leads
+	CommitsForOthers int64 // requests of other producers whose records this one committed while it led
+	Watchers         int64 // now: connections of consumers that this producer tells of commits while it leads
+	WatchAnswers     int64 // manifests sent to them
 }
 
 // counters are the source of Stats.
@@ -43,6 +48,8 @@ type counters struct {
 	commits                             [3]atomic.Int64 // by outcome
 	appendedBytes, delegatedBytes       atomic.Int64
 	fallbacks                           [fallbackCount]atomic.Int64
+
+	leads, commitsForOthers, watchers, watchAnswers atomic.Int64
 }
 
 func (c *counters) stats(budget *budget) Stats {
@@ -74,5 +81,9 @@ func (c *counters) stats(budget *budget) Stats {
 		AppendedBytes:       c.appendedBytes.Load(),
 		DelegatedBytes:      c.delegatedBytes.Load(),
 		Fallbacks:           fallbacks,
+		Leads:               c.leads.Load(),
+		CommitsForOthers:    c.commitsForOthers.Load(),
+		Watchers:            c.watchers.Load(),
+		WatchAnswers:        c.watchAnswers.Load(),
 	}
 }

@@ -24,6 +24,7 @@ type pipeline struct {
 	budget      *budget
 	flow        *flow
 	following   *following
+	lead        *lead
 	hooks       Hooks
 	log         *slog.Logger
 }
@@ -82,8 +83,7 @@ func (u *uploaders) upload(work encodedWork) {
 		work.lingerLeft -= time.Since(held)
 		if err := u.pipeline.openError; err != nil {
 			u.pipeline.counters.segmentsUploading.Add(-1)
-			u.pipeline.budget.release(work.cost)
-			fail(work.waiters, &NotCommittedError{err.Error()})
+			work.fail(u.pipeline.budget, &NotCommittedError{err.Error()})
 			return
 		}
 		u.turns <- struct{}{}

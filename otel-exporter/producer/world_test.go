@@ -71,8 +71,19 @@ func start(ctx context.Context, environment *environment, store *storage.Store, 
 	return p.orNothing(ctx)
 }
 
-func presented(fixed *peering) func() (*peering, error) {
-	return func() (*peering, error) { return fixed, nil }
+// presented is a port that nobody listens on. Tests call its hosts themselves.
+func presented(fixed *peering) func() (*peerPort, error) {
+	return func() (*peerPort, error) {
+		if fixed == nil {
+			return nil, nil
+		}
+		return &peerPort{
+			newPeers:     func() peers { return fixed.peers },
+			certificate:  fixed.certificate,
+			forwardBelow: fixed.forwardBelow,
+			address:      fixed.address,
+		}, nil
+	}
 }
 
 func (w *world) close(p *Producer) {

@@ -19,18 +19,18 @@ type resources struct {
 	counters    *counters
 	budget      *budget
 	encoders    *encoders
-	newPeering  func() (*peering, error)
+	peers       *peerPort // nil: this process takes no part in shared commits
 	routes      *routes
 }
 
-func newResources(environment *environment, config *Config, newPeering func() (*peering, error)) (*resources, error) {
+func newResources(environment *environment, config *Config, peers *peerPort) (*resources, error) {
 	counters := &counters{}
 	budget := newBudget(int64(config.MemoryLimit-config.workingMemory()), config.MaxWait)
 	encoders, err := newEncoders(config, budget, counters)
 	if err != nil {
 		return nil, err
 	}
-	return &resources{config, environment, counters, budget, encoders, newPeering, &routes{}}, nil
+	return &resources{config, environment, counters, budget, encoders, peers, &routes{}}, nil
 }
 
 // starting limits an opening to StartTimeout.
@@ -59,15 +59,15 @@ type writer struct {
 	gate     sync.RWMutex // held for reading while a message is handed over
 	closed   error        // why it takes no more messages; nil: it does
 	messages chan accepted
+	leaving  chan struct{} // closed with the gate: other producers commit elsewhere
+	guests   chan guest    // without room: what is sent has been taken
+	foreign  chan foreign  // the same
+	full     chan struct{} // closed when the accumulator takes nothing more
 	drained  chan struct{} // closed when everything accepted is committed
 }
 
 // begin starts a writer, which finds its place and registers there in the background.
-func (r *resources) begin(find findPlace) (*writer, error) {
-	peering, err := r.newPeering()
-	if err != nil {
-		return nil, err
-	}
+func (r *resources) begin(find findPlace) *writer {
 	w := &writer{
 		resources: r,
 		pipeline: &pipeline{
@@ -78,16 +78,21 @@ func (r *resources) begin(find findPlace) (*writer, error) {
 			budget:      r.budget,
 			flow:        &flow{},
 			following:   &following{linger: r.config.Linger},
+			lead:        newLead(r.budget, r.counters),
 			hooks:       r.config.Hooks,
 			log:         r.config.Logger,
 		},
 		streams:  &streams{encodings: make(map[string]Encoding)},
 		messages: make(chan accepted, queue),
+		leaving:  make(chan struct{}),
+		guests:   make(chan guest),
+		foreign:  make(chan foreign),
+		full:     make(chan struct{}),
 		drained:  make(chan struct{}),
-		peering:  peering,
+		peering:  r.peers.peering(),
 	}
 	w.run(find)
-	return w, nil
+	return w
 }
 
 // run starts the stages; the last one begins by opening the buffer. Each stage ends once the previous one has ended and
@@ -105,13 +110,15 @@ func (w *writer) run(find findPlace) {
 		uploaders: uploaders,
 		flow:      w.pipeline.flow,
 		following: w.pipeline.following,
+		lead:      w.pipeline.lead,
 		log:       w.config.Logger,
 		closed:    make(map[int]*fillingSegment),
 		done:      make(chan doneBlock),
 	}
 	ctx, stopOpening := context.WithCancelCause(context.Background())
 	go func() {
-		accumulator.run(w.messages)
+		accumulator.run(w.messages, w.guests)
+		close(w.full)
 		uploaders.tasks.Wait()
 		// An opening still in progress has no purpose anymore.
 		stopOpening(ErrClosed)
@@ -153,7 +160,7 @@ func (w *writer) tryOpen(ctx context.Context, find findPlace) (*committer, error
 	}
 	w.pipeline.place = place
 	w.routes.set(place.buffer)
-	committer := newCommitter(w.pipeline, place.buffer.ID, w.config.TailMax, w.streams, w.peering)
+	committer := newCommitter(w.pipeline, place.buffer.ID, w.config.TailMax, w.streams, w.peering, w.foreign)
 	backoff := storage.Backoff{Initial: 20 * time.Millisecond, Max: 3 * time.Second}
 	for !committer.tryRegister() {
 		if err := storage.Sleep(ctx, w.environment.wait(&backoff)); err != nil {
@@ -267,6 +274,8 @@ func (w *writer) close(ctx context.Context, reason error) bool {
 	if w.closed == nil {
 		w.closed = reason
 		close(w.messages)
+		close(w.leaving)
+		w.pipeline.lead.watchers.stop()
 	}
 	w.gate.Unlock()
 	select {
