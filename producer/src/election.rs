@@ -63,6 +63,8 @@ struct Seen {
     avoid_until: Duration,
     /// It said that it stops leading.
     is_leaving: bool,
+    /// It does not know numbered requests, and this producer has some.
+    is_unnumbered: bool,
     /// The time between two of its segments, as its last answer had it.
     interval: Duration,
 }
@@ -106,6 +108,7 @@ impl Election {
                     is_unreachable: false,
                     avoid_until: Duration::ZERO,
                     is_leaving: false,
+                    is_unnumbered: false,
                     interval: Duration::ZERO,
                 });
                 if is_takeover {
@@ -177,6 +180,14 @@ impl Election {
         }
     }
 
+    /// Records that the leader of this term does not know numbered requests, which this producer has. A leader that knows them
+    /// replaces it: producers that commit such requests for themselves would race with it.
+    pub fn knows_no_numbers(&mut self, term: u64) {
+        if let Some(seen) = self.of(term) {
+            seen.is_unnumbered = true;
+        }
+    }
+
     /// This producer stops: it leads no more.
     pub fn close(&mut self) {
         self.closing = true;
@@ -196,7 +207,7 @@ impl Election {
             Some(seen) => {
                 let still_since = seen.since.max(seen.failed_at);
                 let is_still = now.saturating_sub(still_since) >= self.patience(seen, now);
-                seen.is_leaving || (seen.failures > 0 && is_still)
+                seen.is_leaving || seen.is_unnumbered || (seen.failures > 0 && is_still)
             }
         };
         if takes {
@@ -399,6 +410,18 @@ mod tests {
         assert_eq!(election.office(OWN, SECOND), take());
         election.close();
         assert_eq!(election.office(OWN, SECOND), Office::Leave);
+    }
+
+    #[test]
+    fn a_leader_that_knows_no_numbered_requests_is_replaced_by_who_has_some() {
+        let mut election = election();
+        election.see(&led(OTHER, 1, 0), SECOND);
+        election.knows_no_numbers(1);
+        assert_eq!(election.office(OWN, SECOND), take());
+        assert!(election.follows(OWN, SECOND).is_some(), "it takes other records");
+        election.see(&led(OTHER, 9, 0), SECOND);
+        election.knows_no_numbers(1);
+        assert_eq!(election.office(OWN, SECOND), Office::Keep);
     }
 
     #[test]

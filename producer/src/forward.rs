@@ -230,8 +230,9 @@ impl Committer {
         let address = &leader.address.address;
         if *refusal == PeerRefusal::Unnumbered {
             self.unnumbered_term = Some(leader.term);
+            self.election.knows_no_numbers(leader.term);
             tracing::info!(
-                "the leader at {address} is of a version that does not know numbered requests: committing them without it"
+                "the leader at {address} does not know numbered requests: committing them without it"
             );
         } else {
             self.keeps_group = true;

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use crate::clients::{counted, send};
 use crate::leader::{delegated, request};
-use crate::support::group::{Group, SECOND, Way, address, append_all, percentile, slow_store};
+use crate::support::group::{Group, SECOND, Way, address, append_all, config, percentile, slow_store};
 use crate::support::{append, send_first};
 use futures::future::join_all;
 use millpond_manifest::{
-    ClientClaim, ClientId, ClientRefusal, Manifest, Numbers, ProducerId, SourcePartition,
+    ClientClaim, ClientId, ClientRefusal, Fingerprint, Manifest, Numbers, ProducerId, SourcePartition,
 };
-use millpond_producer::{AppendError, Numbered, PeerRefusal, PeerRequest, Producer};
+use millpond_producer::{AppendError, Numbered, PeerRefusal, PeerRequest, Peering, Producer};
 use millpond_storage::unreliable::{Fault, Faults, On, Outage};
 use tokio::time::{Instant, sleep};
 use ulid::Ulid;
@@ -234,9 +234,17 @@ async fn a_request_that_the_log_refuses_for_good_is_not_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_version_that_does_not_know_clients_is_asked_for_other_records_only() {
-    let group = settled(1).await;
-    let follower = &group.producers[1];
+async fn a_leader_that_does_not_know_clients_is_asked_for_other_records_only() {
+    let mut group = settled(1).await;
+    let peering = Peering {
+        peers: group.network.clone(),
+        certificate: Fingerprint([2; 32]),
+        // It cannot lead in its place.
+        address: None,
+        forward_below: Peering::FORWARD_BELOW,
+    };
+    let follower = &group.join(2, config(SECOND / 5), peering).await;
+    append(follower, "meets the leader").await.unwrap();
     group.network.decide(|_, _| Way::Unnumbered);
     for number in 1..5 {
         send_counted(follower, 7, number, "numbered").await;
@@ -254,18 +262,22 @@ async fn a_version_that_does_not_know_clients_is_asked_for_other_records_only() 
     // Another leader may know them.
     group.network.decide(|_, _| Way::Open);
     assert_eq!(group.producers[0].drain(10 * SECOND).await, Ok(()));
-    append(follower, "leads").await.unwrap();
+    append(&group.producers[1], "leads").await.unwrap();
     assert_eq!(group.leader().await, Some(address(1)));
-    assert_eq!(
-        group
-            .world
-            .log()
-            .await
-            .iter()
-            .filter(|it| *it == "numbered")
-            .count(),
-        4
-    );
+    append(follower, "meets the other leader").await.unwrap();
+    send_counted(follower, 7, 5, "numbered").await;
+    assert_eq!(group.network.numbered.load(Relaxed), 2);
+    let log = group.world.log().await;
+    assert_eq!(log.iter().filter(|it| *it == "numbered").count(), 5);
+}
+
+/// Gateways with numbered requests would race with it for each commit.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_does_not_know_clients_is_replaced_by_a_producer_that_has_some() {
+    let group = settled(1).await;
+    group.network.decide(|_, _| Way::Unnumbered);
+    send_counted(&group.producers[1], 7, 1, "numbered").await;
+    assert_eq!(group.leader().await, Some(address(1)), "it goes on leading");
 }
 
 /// A producer that is not in this process, which the leader knows.
