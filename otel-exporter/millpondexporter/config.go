@@ -49,8 +49,14 @@ type Config struct {
 
 // PeersConfig holds the settings of shared commits.
 type PeersConfig struct {
-	// Enabled lets the gateway that leads the shard commit for this exporter. Default: false, it commits for itself.
+	// Enabled lets the leader of the shard, a gateway or another Collector, commit for this exporter. Default: false, it
+	// commits for itself.
 	Enabled bool `mapstructure:"enabled"`
+	// Listen is the IP address and port for other producers of the shard, and for consumers. The exporter may then lead:
+	// it commits for them. Default: empty, it never leads.
+	Listen string `mapstructure:"listen"`
+	// Advertise is the HOST:PORT at which others reach Listen. Default: empty, the address of Listen.
+	Advertise string `mapstructure:"advertise"`
 	// ForwardBelow is the compressed size below which a segment is sent to the leader instead of being uploaded.
 	ForwardBelow Size `mapstructure:"forward_below"`
 
@@ -132,6 +138,8 @@ func (c *Config) producer() producer.Config {
 	config.Shards = c.Shards
 	config.TailMax = c.TailMax
 	config.FollowLeader = c.Peers.Enabled
+	config.PeerListen = c.Peers.Listen
+	config.Advertise = c.Peers.Advertise
 	config.ForwardBelow = int(c.Peers.ForwardBelow)
 	return config
 }

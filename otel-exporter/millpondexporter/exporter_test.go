@@ -294,6 +294,58 @@ func TestTheTelemetryIsTheProducers(t *testing.T) {
 	assert.Equal(t, "s", commits.Unit)
 }
 
+func TestAnExporterWithAPortLeads(t *testing.T) {
+	config, _ := direct(t)
+	config.Peers = PeersConfig{Enabled: true, Listen: "127.0.0.1:0", ForwardBelow: 256 << 10}
+	telemetry := componenttest.NewTelemetry()
+	defer func() { require.NoError(t, telemetry.Shutdown(context.Background())) }()
+	settings := exportertest.NewNopSettings(metadata.Type)
+	settings.TelemetrySettings = telemetry.NewTelemetrySettings()
+	logs, err := NewFactory().CreateLogs(t.Context(), settings, config)
+	require.NoError(t, err)
+	require.NoError(t, logs.Start(t.Context(), componenttest.NewNopHost()))
+	require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(1)))
+	value := func(wanted int64) []metricdata.DataPoint[int64] {
+		return []metricdata.DataPoint[int64]{{Value: wanted}}
+	}
+	metadatatest.AssertEqualMillpondLeads(t, telemetry, value(1), metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualMillpondWatchers(t, telemetry, value(0), metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualMillpondWatchAnswers(t, telemetry, value(0), metricdatatest.IgnoreTimestamp())
+	metadatatest.AssertEqualMillpondCommitsForOthers(t, telemetry, value(0), metricdatatest.IgnoreTimestamp())
+	require.NoError(t, logs.Shutdown(t.Context()))
+}
+
+func TestAPortIsFreeAfterTheShutdownAndAfterAFailedStart(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	start := func(directory string) (exporter.Logs, error) {
+		config, _ := direct(t)
+		if directory != "" {
+			config.Buffer = "file://" + directory
+		}
+		config.Peers = PeersConfig{Enabled: true, Listen: listener.Addr().String()}
+		logs, err := NewFactory().CreateLogs(t.Context(), exportertest.NewNopSettings(metadata.Type), config)
+		require.NoError(t, err)
+		return logs, logs.Start(t.Context(), componenttest.NewNopHost())
+	}
+	logs, err := start("")
+	require.ErrorContains(t, err, "address already in use")
+	require.NoError(t, logs.Shutdown(t.Context()))
+	require.NoError(t, listener.Close())
+
+	logs, err = start(filepath.Join(t.TempDir(), "missing"))
+	require.ErrorContains(t, err, "create it, or set create_bucket")
+	require.NoError(t, logs.Shutdown(t.Context()))
+	// As when the Collector reads its configuration again.
+	for range 2 {
+		logs, err = start("")
+		require.NoError(t, err)
+		require.NoError(t, logs.ConsumeLogs(t.Context(), someLogs(1)))
+		require.NoError(t, logs.Shutdown(t.Context()))
+	}
+	assert.Empty(t, shared)
+}
+
 func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 	config := createDefaultConfig().(*Config)
 	given := confmap.NewFromStringMap(map[string]any{
@@ -302,7 +354,9 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		"segment_raw_bytes": 1 << 20, "block_bytes": "64KiB", "max_uploads": 2, "compression_level": 3,
 		"memory_limit": "1GiB", "max_wait": "3s", "shard": 2, "shards": 4, "tail_max": 100, "drain_timeout": "5s",
 		"timeout": "9s", "sending_queue": map[string]any{"enabled": false},
-		"peers": map[string]any{"enabled": true, "forward_below": "64KiB"},
+		"peers": map[string]any{
+			"enabled": true, "listen": "0.0.0.0:4319", "advertise": "10.0.0.7:4319", "forward_below": "64KiB",
+		},
 	})
 	require.NoError(t, given.Unmarshal(config))
 	require.NoError(t, confmap.Validate(config))
@@ -317,12 +371,14 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		made.AllowHTTP, made.CreateBucket,
 	})
 	assert.True(t, made.FollowLeader)
+	assert.Equal(t, []string{"0.0.0.0:4319", "10.0.0.7:4319"}, []string{made.PeerListen, made.Advertise})
 	assert.Equal(t, 64<<10, made.ForwardBelow)
 	alone := createDefaultConfig().(*Config).producer()
 	assert.False(t, alone.FollowLeader)
+	assert.Equal(t, []string{"", ""}, []string{alone.PeerListen, alone.Advertise})
 	assert.Equal(t, 256<<10, alone.ForwardBelow)
 	for _, wrong := range []map[string]any{
-		{"peers": map[string]any{"listen": "127.0.0.1:4319"}}, {"bufer": "s3://b/p"}, {"segment_bytes": "ten"}, {"linger": "soon"}, {"memory_limit": "1.5MiB"},
+		{"peers": map[string]any{"address": "127.0.0.1:4319"}}, {"bufer": "s3://b/p"}, {"segment_bytes": "ten"}, {"linger": "soon"}, {"memory_limit": "1.5MiB"},
 	} {
 		require.Error(t, confmap.NewFromStringMap(wrong).Unmarshal(createDefaultConfig()), "%v", wrong)
 	}
@@ -335,6 +391,18 @@ func TestSettingsAreReadAsPeopleWriteThem(t *testing.T) {
 		"max_uploads is 0":    {"buffer": "s3://b", "max_uploads": 0},
 		"forward_below is 2097152: use at most 1 MiB": {
 			"buffer": "s3://b", "peers": map[string]any{"enabled": true, "forward_below": "2MiB"},
+		},
+		"peers.listen is \"10.0.0.7:4319\" while peers.enabled is false": {
+			"buffer": "s3://b", "peers": map[string]any{"listen": "10.0.0.7:4319"},
+		},
+		"peers.listen is \"10.0.0.7\": write an IP address and a port": {
+			"buffer": "s3://b", "peers": map[string]any{"enabled": true, "listen": "10.0.0.7"},
+		},
+		"peers.listen 0.0.0.0:4319 does not say where others reach this producer: set peers.advertise": {
+			"buffer": "s3://b", "peers": map[string]any{"enabled": true, "listen": "0.0.0.0:4319"},
+		},
+		"peers.advertise is \"10.0.0.7\": write HOST:PORT": {
+			"buffer": "s3://b", "peers": map[string]any{"enabled": true, "listen": "0.0.0.0:4319", "advertise": "10.0.0.7"},
 		},
 		"memory_limit is 1048576": {"buffer": "s3://b", "memory_limit": "1MiB"},
 	} {

@@ -93,6 +93,10 @@ func observe(telemetry *metadata.TelemetryBuilder, p *producer.Producer) error {
 		telemetry.RegisterMillpondReuploadsCallback(of(func(s producer.Stats) int64 { return s.Reuploads })),
 		telemetry.RegisterMillpondCommitAttemptsCallback(attempts),
 		telemetry.RegisterMillpondCommitsFoundCallback(of(func(s producer.Stats) int64 { return s.CommitsFound })),
+		telemetry.RegisterMillpondCommitsForOthersCallback(of(func(s producer.Stats) int64 { return s.CommitsForOthers })),
+		telemetry.RegisterMillpondLeadsCallback(of(func(s producer.Stats) int64 { return s.Leads })),
+		telemetry.RegisterMillpondWatchersCallback(of(func(s producer.Stats) int64 { return s.Watchers })),
+		telemetry.RegisterMillpondWatchAnswersCallback(of(func(s producer.Stats) int64 { return s.WatchAnswers })),
 		telemetry.RegisterMillpondExpiredCallback(of(func(s producer.Stats) int64 { return s.Expired })),
 		telemetry.RegisterMillpondPagesCallback(of(func(s producer.Stats) int64 { return s.Pages })),
 	)

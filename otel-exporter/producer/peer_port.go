@@ -42,7 +42,7 @@ func (c *Config) listen() (*peerPort, error) {
 	}
 	port.listener, err = net.Listen("tcp", c.PeerListen)
 	if err != nil {
-		return nil, fmt.Errorf("cannot listen for other producers: %w", err)
+		return nil, fmt.Errorf("cannot listen for other producers at peers.listen: %w", err)
 	}
 	port.address, err = advertised(port.listener.Addr(), c.Advertise)
 	if err != nil {

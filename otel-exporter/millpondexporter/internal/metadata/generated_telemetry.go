@@ -34,9 +34,11 @@ type TelemetryBuilder struct {
 	MillpondBytesStored         metric.Int64ObservableCounter
 	MillpondCommitAttempts      metric.Int64ObservableCounter
 	MillpondCommitDuration      metric.Float64Histogram
+	MillpondCommitsForOthers    metric.Int64ObservableCounter
 	MillpondCommitsFound        metric.Int64ObservableCounter
 	MillpondExpired             metric.Int64ObservableCounter
 	MillpondFallbacks           metric.Int64ObservableCounter
+	MillpondLeads               metric.Int64ObservableGauge
 	MillpondMemoryHeld          metric.Int64ObservableGauge
 	MillpondMemoryLimit         metric.Int64ObservableGauge
 	MillpondPages               metric.Int64ObservableCounter
@@ -48,6 +50,8 @@ type TelemetryBuilder struct {
 	MillpondShard               metric.Int64ObservableGauge
 	MillpondUploadDuration      metric.Float64Histogram
 	MillpondUploadRetries       metric.Int64ObservableCounter
+	MillpondWatchAnswers        metric.Int64ObservableCounter
+	MillpondWatchers            metric.Int64ObservableGauge
 }
 
 // TelemetryBuilderOption applies changes to default builder.
@@ -136,6 +140,21 @@ func (builder *TelemetryBuilder) RegisterMillpondCommitAttemptsCallback(cb metri
 	return nil
 }
 
+// RegisterMillpondCommitsForOthersCallback sets callback for observable MillpondCommitsForOthers metric.
+func (builder *TelemetryBuilder) RegisterMillpondCommitsForOthersCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondCommitsForOthers, obs: o})
+		return nil
+	}, builder.MillpondCommitsForOthers)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
 // RegisterMillpondCommitsFoundCallback sets callback for observable MillpondCommitsFound metric.
 func (builder *TelemetryBuilder) RegisterMillpondCommitsFoundCallback(cb metric.Int64Callback) error {
 	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
@@ -172,6 +191,21 @@ func (builder *TelemetryBuilder) RegisterMillpondFallbacksCallback(cb metric.Int
 		cb(ctx, &observerInt64{inst: builder.MillpondFallbacks, obs: o})
 		return nil
 	}, builder.MillpondFallbacks)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterMillpondLeadsCallback sets callback for observable MillpondLeads metric.
+func (builder *TelemetryBuilder) RegisterMillpondLeadsCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondLeads, obs: o})
+		return nil
+	}, builder.MillpondLeads)
 	if err != nil {
 		return err
 	}
@@ -331,6 +365,36 @@ func (builder *TelemetryBuilder) RegisterMillpondUploadRetriesCallback(cb metric
 	return nil
 }
 
+// RegisterMillpondWatchAnswersCallback sets callback for observable MillpondWatchAnswers metric.
+func (builder *TelemetryBuilder) RegisterMillpondWatchAnswersCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondWatchAnswers, obs: o})
+		return nil
+	}, builder.MillpondWatchAnswers)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
+// RegisterMillpondWatchersCallback sets callback for observable MillpondWatchers metric.
+func (builder *TelemetryBuilder) RegisterMillpondWatchersCallback(cb metric.Int64Callback) error {
+	reg, err := builder.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		cb(ctx, &observerInt64{inst: builder.MillpondWatchers, obs: o})
+		return nil
+	}, builder.MillpondWatchers)
+	if err != nil {
+		return err
+	}
+	builder.mu.Lock()
+	defer builder.mu.Unlock()
+	builder.registrations = append(builder.registrations, reg)
+	return nil
+}
+
 type observerInt64 struct {
 	embedded.Int64Observer
 	inst metric.Int64Observable
@@ -396,6 +460,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithExplicitBucketBoundaries([]float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60}...),
 	)
 	errs = errors.Join(errs, err)
+	builder.MillpondCommitsForOthers, err = builder.meter.Int64ObservableCounter(
+		"otelcol_millpond.commits.for_others",
+		metric.WithDescription("Requests of other producers that this one committed [Alpha]"),
+		metric.WithUnit("{request}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.MillpondCommitsFound, err = builder.meter.Int64ObservableCounter(
 		"otelcol_millpond.commits.found",
 		metric.WithDescription("Commits found in the manifest after an unknown outcome, or made by the leader after a fallback [Alpha]"),
@@ -412,6 +482,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_millpond.fallbacks",
 		metric.WithDescription("Requests that the leader did not confirm, by reason. It may have committed some of them all the same [Alpha]"),
 		metric.WithUnit("{commit}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.MillpondLeads, err = builder.meter.Int64ObservableGauge(
+		"otelcol_millpond.leads",
+		metric.WithDescription("Shards in which this producer commits for others [Alpha]"),
+		metric.WithUnit("{shard}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.MillpondMemoryHeld, err = builder.meter.Int64ObservableGauge(
@@ -479,6 +555,18 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_millpond.upload.retries",
 		metric.WithDescription("Uploads tried again after an error of the store [Alpha]"),
 		metric.WithUnit("{upload}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.MillpondWatchAnswers, err = builder.meter.Int64ObservableCounter(
+		"otelcol_millpond.watch.answers",
+		metric.WithDescription("Manifests that this producer sent to consumers [Alpha]"),
+		metric.WithUnit("{manifest}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.MillpondWatchers, err = builder.meter.Int64ObservableGauge(
+		"otelcol_millpond.watchers",
+		metric.WithDescription("Connections of consumers that this producer tells of commits while it leads [Alpha]"),
+		metric.WithUnit("{connection}"),
 	)
 	errs = errors.Join(errs, err)
 	return &builder, errs
