@@ -33,9 +33,9 @@ def _seed() -> int:
 def test_acknowledged_records_survive_every_fault(own_site):
     """Two gateways and two consumers of one name, with constant garbage collection, while the
     network fails and processes die. Logs, spans and data points go into tables whose deduplication
-    windows change from round to round. On MinIO the gateways commit for each other and for a
-    Collector, and the network to one of them fails, too. Runs one round of faults, or as many as
-    fit into SOAK_MINUTES.
+    windows change from round to round. On MinIO the gateways commit for each other and for two
+    Collectors, of which one may lead as well, and the network to two of them fails, too. Runs one
+    round of faults, or as many as fit into SOAK_MINUTES.
     """
     site = own_site
     dice = random.Random(_seed())
@@ -47,15 +47,17 @@ def test_acknowledged_records_survive_every_fault(own_site):
     site.buffer = Buffer(site.buffer.url, store.url)
     site.clickhouse_url = clickhouse.url
     shares = isinstance(site.store, Minio)
-    peers, to_a = _peers(proxy) if shares else ([(), ()], [])
+    peers, to_leaders = _peers(proxy) if shares else ([(), ()], [])
     gateways = [
         site.gateway("--tail-max", 32, *flags, name=f"gateway-{n}")
         for n, flags in zip("ab", peers, strict=True)
     ]
     producers = [*gateways]
     if shares:
-        settings = {"peers": {"enabled": True}, "tail_max": 32}
-        producers.append(site.millpond_collector("otelcol-c", **settings))
+        leads, link = _leading_collector(proxy)
+        to_leaders.append(link)
+        for name, settings in (("otelcol-c", {"enabled": True}), ("otelcol-d", leads)):
+            producers.append(site.millpond_collector(name, peers=settings, tail_max=32))
     # Grace and lease long enough for progress on a slow machine: otherwise gateways would upload
     # again and again, and consumers would take the cursor from one another.
     flags = ("--gc-interval", "1s", "--gc-grace", "60s", "--lease", "15s")
@@ -64,7 +66,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
         dice,
         [*producers, *consumers],
         [site.store, site.clickhouse],
-        [store, clickhouse, *to_a],
+        [store, clickhouse, *to_leaders],
     )
 
     compared, others = 0, []
@@ -99,7 +101,7 @@ def test_acknowledged_records_survive_every_fault(own_site):
         compared += len(acknowledged)
         if shares:
             committed = "millpond_producer_commits_for_others_total"
-            print(f"commits for others: {[gateway.metric(committed) for gateway in gateways]}")
+            print(f"commits for others: {[producer.metric(committed) for producer in producers]}")
         print(
             f"{faults.counts.total()} faults, {faults.crashes} crashes, {compared} records compared"
         )
@@ -127,6 +129,14 @@ def _peers(proxy: Toxiproxy) -> tuple[list[tuple[str, ...]], list[Link]]:
     listens = [("--peer-listen", f"127.0.0.1:{port}") for port in ports]
     advertised = ("--advertise", link.url.removeprefix("http://"))
     return [(*listens[0], *advertised), listens[1]], [link]
+
+
+def _leading_collector(proxy: Toxiproxy) -> tuple[dict, Link]:
+    """The settings `peers` of a Collector that may lead, and the link to it."""
+    port = free_port()
+    link = proxy.link("otelcol-d", port)
+    advertise = link.url.removeprefix("http://")
+    return {"enabled": True, "listen": f"127.0.0.1:{port}", "advertise": advertise}, link
 
 
 # Number of tokens that the tables remember in each round: the default, few, and none.

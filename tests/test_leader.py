@@ -12,7 +12,14 @@ from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.network import Toxiproxy
 from harness.process import eventually
 from harness.relay import Relay
-from harness.services import REPOSITORY, Buffer, Gateway, free_port
+from harness.services import (
+    REPOSITORY,
+    Buffer,
+    Gateway,
+    MillpondCollector,
+    append_to,
+    free_port,
+)
 
 LEADS = "millpond_producer_leads"
 FOR_OTHERS = "millpond_producer_commits_for_others_total"
@@ -114,7 +121,7 @@ def test_a_gateway_commits_for_collectors(site, forward_below):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
 def test_a_collector_follows_the_next_leader(site, how):
-    """A Collector never leads, nor does it keep a gateway from taking the lead."""
+    """A Collector without a port never leads, nor does it keep a gateway from taking the lead."""
     leader, follower = _gateways(site, 2)
     consumer = site.consumer()
     collectors = [
@@ -143,17 +150,23 @@ def test_a_collector_follows_the_next_leader(site, how):
 
 
 class Shard:
-    """Two gateways and two Collectors that write to one shard, and two processes of a consumer. The
-    first gateway leads. It reaches the store, and the others reach it, through a network that can
-    be cut."""
+    """A leader, a gateway and two Collectors that write to one shard, and two processes of a
+    consumer. The leader is a gateway or a Collector. It reaches the store, and the others reach it,
+    through a network that can be cut."""
 
-    def __init__(self, site, relay: Relay, port: int) -> None:
+    def __init__(self, site, relay: Relay, port: int, kind: str) -> None:
         self.site = site
         self.relay = relay
         self.store = site.add(Toxiproxy(site.directory)).up().link("store", site.store.port)
-        listens = ("--peer-listen", f"127.0.0.1:{port}", "--advertise", relay.address)
-        store = Buffer(site.buffer.url, self.store.url)
-        self.leader = site.add(Gateway(site.directory, store, *listens, name="leader")).up()
+        listen, store = f"127.0.0.1:{port}", Buffer(site.buffer.url, self.store.url)
+        if kind == "gateway":
+            flags = ("--peer-listen", listen, "--advertise", relay.address)
+            leader = Gateway(site.directory, store, *flags, name="leader")
+        else:
+            peers = {"enabled": True, "listen": listen, "advertise": relay.address}
+            settings = append_to(store, peers=peers)
+            leader = MillpondCollector(site.directory, "millpond", settings, name="leader")
+        self.leader = site.add(leader).up()
         first = site.load(self.leader, name="first", records=100).run()
         assert first["records_acknowledged"] == 100
         eventually("the first to lead", lambda: self.leader.metric(LEADS) == 1)
@@ -244,15 +257,16 @@ def _without_a_collector(shard: Shard) -> None:
     shard.kill_consumers()
 
 
+@pytest.mark.parametrize("leader", ["gateway", "Collector"])
 @pytest.mark.parametrize(
     "fault", [_killed, _frozen, _without_the_store, _without_a_gateway, _without_a_collector]
 )
-def test_each_record_arrives_once_whatever_happens_to_the_leader(site, fault):
+def test_each_record_arrives_once_whatever_happens_to_the_leader(site, fault, leader):
     """Gateways and Collectors write, consumers are killed beside, and rows are compared by their
     identity."""
     port = free_port()
     with Relay(port) as relay:
-        shard = Shard(site, relay, port)
+        shard = Shard(site, relay, port, leader)
         at_leader, loads = shard.load(40_000 if fault is _frozen else 15_000)
         fault(shard)
         # The others do not need the leader.

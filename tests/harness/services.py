@@ -213,13 +213,18 @@ class Millpond(Service):
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        values = [
-            float(line.rsplit(" ", 1)[1])
-            for line in self.metrics().splitlines()
-            if line.split("{")[0].split(" ")[0] == name
-        ]
+        values = values_of(self.metrics(), name)
         assert values, f"{self.name} has no metric {name}"
         return sum(values)
+
+
+def values_of(metrics: str, name: str) -> list[float]:
+    """The values of a metric in Prometheus' text format, one for each set of labels."""
+    return [
+        float(line.rsplit(" ", 1)[1])
+        for line in metrics.splitlines()
+        if line.split("{")[0].split(" ")[0] == name
+    ]
 
 
 class Gateway(Millpond):
@@ -383,6 +388,31 @@ class MillpondCollector(Collector):
     """The Collector of otel-exporter/builder.yaml, with the exporter `millpond`."""
 
     variable = "MILLPOND_OTELCOL"
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self._metrics_port = free_port()
+        prometheus = {
+            "host": "127.0.0.1",
+            "port": self._metrics_port,
+            "without_type_suffix": False,
+        }
+        configuration = json.loads(self.file.read_text())
+        configuration["service"]["telemetry"]["metrics"] = {
+            "level": "normal",
+            "readers": [{"pull": {"exporter": {"prometheus": prometheus}}}],
+        }
+        self.file.write_text(json.dumps(configuration, indent=2))
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels. Takes the gateway's names; those of the exporter
+        differ in their prefix."""
+        status, body = http_get(f"http://127.0.0.1:{self._metrics_port}/metrics")
+        assert status == 200, f"/metrics of {self.name} answered {status}: {body}"
+        of_exporter = name.replace("millpond_producer_", "otelcol_millpond_")
+        values = values_of(body, of_exporter)
+        assert values, f"{self.name} has no metric {of_exporter}"
+        return sum(values)
 
 
 def append_to(buffer: Buffer, **settings: object) -> dict:
