@@ -12,15 +12,6 @@ import (
 	"millpond.dev/otel-exporter/internal/storage/unreliable"
 )
 
-// lead starts a leader, which knows the producers otherID and thirdID.
-func (n *peerNetwork) lead(config Config) (*Producer, *writer) {
-	n.t.Helper()
-	leader := n.join(config, 1, "10.0.0.1:4319")
-	n.leads(leader, "first")
-	n.w.change(func(m *manifest.Manifest) { *m = *m.Register(otherID, 0).Register(thirdID, 0) })
-	return leader, hostOf(n.t, leader)
-}
-
 var thirdID = manifest.ProducerID{3}
 
 // segmentsOf is a request to commit segments with a message each.

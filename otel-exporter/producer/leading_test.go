@@ -33,12 +33,25 @@ func (n *peerNetwork) leads(p *Producer, message string) {
 	}
 }
 
+// ledNetwork is a world with a leader that has committed a message.
+func ledNetwork(t *testing.T) (*world, *peerNetwork, *Producer) {
+	t.Helper()
+	w := newWorld(t, 1)
+	n := newPeerNetwork(w)
+	leader, _ := n.lead(gathering())
+	return w, n, leader
+}
+
+// ledWorld is that world for tests that ask the leader themselves.
+func ledWorld(t *testing.T) (*world, *Producer, *writer) {
+	t.Helper()
+	w, _, leader := ledNetwork(t)
+	return w, leader, hostOf(t, leader)
+}
+
 func TestALeaderPutsTheRecordsOfOthersIntoItsSegments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		leader := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(leader, "first")
+		w, n, leader := ledNetwork(t)
 		followers := []*Producer{n.join(gathering(), 2, "10.0.0.2:4319"), n.join(gathering(), 3, "")}
 		// Their first segments show them the leader.
 		w.mustAppend(followers[0], "second")
@@ -74,10 +87,7 @@ func TestALeaderPutsTheRecordsOfOthersIntoItsSegments(t *testing.T) {
 
 func TestALeaderCommitsTheSegmentsOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		leader := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(leader, "first")
+		w, n, _ := ledNetwork(t)
 		config := gathering()
 		config.ForwardBelow = 0
 		follower := n.join(config, 2, "")
@@ -95,10 +105,7 @@ func TestALeaderCommitsTheSegmentsOfOthers(t *testing.T) {
 
 func TestALeaderThatStopsLeavesTheLeadToTheNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		first := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(first, "first")
+		w, n, first := ledNetwork(t)
 		second := n.join(gathering(), 2, "10.0.0.2:4319")
 		w.mustAppend(second, "a")
 		w.close(first)
@@ -115,9 +122,7 @@ func TestALeaderThatStopsLeavesTheLeadToTheNext(t *testing.T) {
 
 func TestALeaderThatServesNobodyIsReplacedByAFollower(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		n.leads(n.join(gathering(), 1, "10.0.0.1:4319"), "first")
+		w, n, _ := ledNetwork(t)
 		second := n.join(gathering(), 2, "10.0.0.2:4319")
 		n.decide(func(*peer.Request) way { return closed })
 		began := time.Now()
@@ -228,12 +233,7 @@ func TestALeaderRefusesWhatItCannotCommitAndKeepsNoMemory(t *testing.T) {
 
 func TestACopyOfARequestAddsNoRecordsAndGetsTheSameAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		leader := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(leader, "first")
-		w.change(func(m *manifest.Manifest) { *m = *m.Register(otherID, 0) })
-		host := hostOf(t, leader)
+		w, _, host := ledWorld(t)
 		var requests sync.WaitGroup
 		answers := make([]*peer.Answer, 3)
 		for i := range answers {
@@ -252,12 +252,7 @@ func TestACopyOfARequestAddsNoRecordsAndGetsTheSameAnswer(t *testing.T) {
 // Another number of a producer waits until the first has its answer.
 func TestALeaderHoldsOneNumberOfEachProducer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		leader := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(leader, "first")
-		w.change(func(m *manifest.Manifest) { *m = *m.Register(otherID, 0) })
-		host := hostOf(t, leader)
+		w, _, host := ledWorld(t)
 		var requests sync.WaitGroup
 		requests.Go(func() { commitFor(t, host, asked(t, 1, "a")) })
 		synctest.Wait()
@@ -271,13 +266,9 @@ func TestALeaderHoldsOneNumberOfEachProducer(t *testing.T) {
 
 func TestALeaderThatTheStoreHoldsUpLetsOthersCommit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		leader := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(leader, "first")
-		w.change(func(m *manifest.Manifest) { *m = *m.Register(otherID, 0) })
+		w, _, host := ledWorld(t)
 		held := w.network.Hold(unreliable.Replace, "manifest")
-		answer := commitFor(t, hostOf(t, leader), asked(t, 1, "a"))
+		answer := commitFor(t, host, asked(t, 1, "a"))
 		if answer.Refused == nil || answer.Refused.Reason != peer.HeldUp {
 			t.Errorf("%+v", answer)
 		}
@@ -288,12 +279,7 @@ func TestALeaderThatTheStoreHoldsUpLetsOthersCommit(t *testing.T) {
 // The claim of another producer that is in the log already leaves the segment: its records must not be in the log twice.
 func TestALeaderBuildsASegmentAnewWithoutAClaimThatIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 1)
-		n := newPeerNetwork(w)
-		leader := n.join(gathering(), 1, "10.0.0.1:4319")
-		n.leads(leader, "first")
-		w.change(func(m *manifest.Manifest) { *m = *m.Register(otherID, 0) })
-		host := hostOf(t, leader)
+		w, leader, host := ledWorld(t)
 		var requests sync.WaitGroup
 		requests.Go(func() {
 			if answer := commitFor(t, host, asked(t, 1, "a")); answer.Refused != nil || answer.FirstSequence != 1 {

@@ -44,6 +44,15 @@ func (n *peerNetwork) join(config Config, seed byte, address string) *Producer {
 	return p
 }
 
+// lead starts a leader, which knows the producers otherID and thirdID.
+func (n *peerNetwork) lead(config Config) (*Producer, *writer) {
+	n.t.Helper()
+	leader := n.join(config, 1, "10.0.0.1:4319")
+	n.leads(leader, "first")
+	n.w.change(func(m *manifest.Manifest) { *m = *m.Register(otherID, 0).Register(thirdID, 0) })
+	return leader, hostOf(n.t, leader)
+}
+
 // decide sets what happens to requests.
 func (n *peerNetwork) decide(way func(*peer.Request) way) {
 	n.mutex.Lock()
