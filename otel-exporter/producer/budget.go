@@ -46,6 +46,9 @@ func (b *budget) release(bytes int64) {
 	b.free.Release(bytes)
 }
 
+// TryReserve is tryReserve for package peer.
+func (b *budget) TryReserve(bytes int64) bool { return b.tryReserve(bytes) }
+
 // tryReserve draws bytes if they are free now and nobody waits for them.
 func (b *budget) tryReserve(bytes int64) bool {
 	if !b.free.TryAcquire(bytes) {

@@ -455,6 +455,11 @@ func (c *commitState) own(group group, reason error, draw drawer) (*ownOutcome, 
 // already handles a table that shows a commit of the next number. That commit acknowledges the attempt with this
 // number, or the records that were sent to another producer under it, and nothing else of the group.
 func (c *commitState) already(row manifest.ProducerRow, group group, draw drawer) (*ownOutcome, *renewStep) {
+	if row.IsSpent() {
+		// Only this producer may spend its numbers, and it spends none.
+		renew := contradicted(fmt.Sprintf("the manifest has commit %d of producer %s without its records", row.Commit, c.producer), draw)
+		return nil, &renew
+	}
 	if c.doubt != resolved && c.unresolved.isConfirmed(c.known.State, row, group) {
 		return &ownOutcome{landed: landed{row.FirstSequence, int(row.Count)}}, nil
 	}

@@ -91,17 +91,22 @@ func (w *writer) CommitFor(ctx context.Context, request *peer.Request, held int6
 		return refused
 	}
 	defer lead.forget(request.Producer, outcome)
+	answer := (*peer.Answer)(nil)
 	select {
-	case answer := <-outcome:
-		if answer.Refused == nil {
-			w.counters.commitsForOthers.Add(1)
-		}
-		return answer
+	case answer = <-outcome:
 	case reason := <-ended.reasons:
-		return peer.Refuse(peer.HeldUp, reason)
+		answer = peer.Refuse(peer.HeldUp, reason)
+		select {
+		case answer = <-outcome: // It has come at the same time.
+		default:
+		}
 	case <-ctx.Done():
 		return nil
 	}
+	if answer.Refused == nil {
+		w.counters.commitsForOthers.Add(1)
+	}
+	return answer
 }
 
 // takeIn queues the records of another producer for the next commit. It returns an answer if they are not queued. A queue is

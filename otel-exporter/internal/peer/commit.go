@@ -39,6 +39,16 @@ func (s *Server) commit(w http.ResponseWriter, v *visit) *rejection {
 	return nil
 }
 
+// numbered answers a request with clients that number theirs, which this producer does not know, as a version without
+// the path does. Its producer asks for other records on the same connection.
+func (s *Server) numbered(v *visit) *rejection {
+	if _, _, rejected := s.authorize(v); rejected != nil {
+		return rejected
+	}
+	v.connection.prove()
+	return reject(http.StatusNotFound, "this producer does not know numbered requests")
+}
+
 // committed commits the records of a request, if its producer may ask.
 func (s *Server) committed(w http.ResponseWriter, v *visit) (*Answer, *rejection) {
 	producer, host, rejected := s.authorize(v)
@@ -46,6 +56,7 @@ func (s *Server) committed(w http.ResponseWriter, v *visit) (*Answer, *rejection
 		return nil, rejected
 	}
 	v.connection.prove()
+	defer v.connection.commit()()
 	if rejected := s.checkLength(v); rejected != nil {
 		return nil, rejected
 	}

@@ -17,20 +17,21 @@ const (
 	connectionBytes = 48<<10 + windowBytes
 	// watchersShare: consumers that watch may take this fraction of the connections.
 	watchersShare = 4
+	// newcomersShare: connections that have not proven themselves may take at most this fraction of the places.
+	newcomersShare = 4
 )
 
 var errTalkative = errors.New("the client sent too much before a request that it may make")
 
-// connections are the open connections of a server. Each pays for its memory. At the limit, a further one replaces one
-// that has not proven itself, or is refused.
+// connections are the open connections of a server. At the limit, a further one replaces one that has not proven itself,
+// or one without a commit in flight, or is refused.
 type connections struct {
 	max, maxWatching int
 	patience         time.Duration
-	share            *share
 
 	mutex    sync.Mutex
 	open     map[*connection]struct{}
-	admitted uint64 // orders connections
+	clock    uint64 // orders connections and their requests
 	watching int    // connections of consumers that watch
 }
 
@@ -39,71 +40,81 @@ type connection struct {
 	net.Conn
 	all    *connections
 	source netip.Prefix
-	nth    uint64
 	proven atomic.Bool // a request on it was authorised
 	// closes the connection unless it proves itself
 	unproven *time.Timer
 	received int // bytes before it has proven itself; the reader counts them
 
-	watchers map[Host]Watcher // guarded by all.mutex; nil: it watches nothing
+	// The mutex of all guards the rest.
+	used     uint64           // when it was opened, or the last request on it was authorised
+	commits  int              // in flight
+	watchers map[Host]Watcher // nil: it watches nothing
 }
 
-func newConnections(share *share, config *ServerConfig) *connections {
-	// Half of the share is left to requests.
-	most := min(int64(config.MaxConnections), share.limit/2/connectionBytes)
-	limit := int(max(most, 1))
+func newConnections(max int, config *ServerConfig) *connections {
 	return &connections{
-		max:         limit,
-		maxWatching: min(config.MaxWatchers, limit/watchersShare),
+		max:         max,
+		maxWatching: min(config.MaxWatchers, max/watchersShare),
 		patience:    config.Patience,
-		share:       share,
 		open:        make(map[*connection]struct{}),
 	}
 }
 
-// admit takes a new connection, and closes another one if need be. It returns nil if there is no place or no memory:
-// the caller must then close the new one. Only one goroutine may call it.
+// admit takes a new connection, and closes another one if need be. It returns nil if there is no place: the caller must
+// then close the new one. Only one goroutine may call it.
 func (a *connections) admit(plain net.Conn) *connection {
 	if replaced := a.replaced(); replaced != nil {
 		_ = replaced.Close()
 	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	if len(a.open) >= a.max || !a.share.free.TryAcquire(connectionBytes) {
+	if len(a.open) >= a.max {
 		return nil
 	}
-	a.admitted++
-	c := &connection{Conn: plain, all: a, source: source(plain), nth: a.admitted}
+	c := &connection{Conn: plain, all: a, source: source(plain), used: a.tick()}
 	c.unproven = time.AfterFunc(a.patience, func() { _ = c.Close() })
 	a.open[c] = struct{}{}
 	return c
 }
 
-// replaced returns the connection to close for another one. nil: none, because there is a place, or because all have
-// proven themselves. The oldest one of the address with the most connections gives way.
+func (a *connections) tick() uint64 {
+	a.clock++
+	return a.clock
+}
+
+// replaced returns the connection to close for another one. nil: none, because there is a place, or because nobody gives
+// way. Connections that have proven themselves keep three quarters of the places. Among the others, the oldest one of the
+// address with the most of them gives way.
 func (a *connections) replaced() *connection {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	if len(a.open) < a.max {
 		return nil
 	}
-	crowds := make(map[netip.Prefix]int)
+	proven, crowds := 0, make(map[netip.Prefix]int)
 	for c := range a.open {
-		if !c.proven.Load() {
+		if c.proven.Load() {
+			proven++
+		} else {
 			crowds[c.source]++
 		}
 	}
-	var chosen *connection
+	var newcomer, slowest *connection
 	for c := range a.open {
-		if c.proven.Load() {
-			continue
-		}
-		if chosen == nil || crowds[c.source] > crowds[chosen.source] ||
-			crowds[c.source] == crowds[chosen.source] && c.nth < chosen.nth {
-			chosen = c
+		switch {
+		case !c.proven.Load():
+			if newcomer == nil || crowds[c.source] > crowds[newcomer.source] ||
+				crowds[c.source] == crowds[newcomer.source] && c.used < newcomer.used {
+				newcomer = c
+			}
+		case c.commits == 0 && (slowest == nil || c.used < slowest.used):
+			slowest = c
 		}
 	}
-	return chosen
+	if slowest != nil && proven > a.max-a.max/newcomersShare {
+		return slowest
+	}
+	return newcomer
 }
 
 // cut closes all connections that have not proven themselves, or all.
@@ -123,9 +134,23 @@ func (a *connections) cut(provenToo bool) {
 
 // prove keeps the connection: a request on it was authorised.
 func (c *connection) prove() {
+	c.all.mutex.Lock()
+	c.used = c.all.tick()
+	c.all.mutex.Unlock()
 	if !c.proven.Swap(true) {
 		c.unproven.Stop()
 	}
+}
+
+// commit keeps the connection in its place until the returned function is called.
+func (c *connection) commit() (answered func()) {
+	add := func(count int) {
+		c.all.mutex.Lock()
+		defer c.all.mutex.Unlock()
+		c.commits += count
+	}
+	add(1)
+	return func() { add(-1) }
 }
 
 // watcher returns the connection's watcher of a host. The first one takes a place, until the connection closes. nil:
@@ -163,7 +188,7 @@ func (c *connection) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// Close closes the connection at once, and gives back its memory and its place.
+// Close closes the connection at once, and gives back its place.
 func (c *connection) Close() error {
 	err := c.Conn.Close()
 	c.all.mutex.Lock()
@@ -173,7 +198,6 @@ func (c *connection) Close() error {
 	}
 	delete(c.all.open, c)
 	c.unproven.Stop()
-	c.all.share.free.Release(connectionBytes)
 	if c.watchers != nil {
 		c.all.watching--
 		for _, watcher := range c.watchers {

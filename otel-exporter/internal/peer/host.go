@@ -37,6 +37,7 @@ type Watcher interface {
 // Memory pays for requests: the producer's budget.
 type Memory interface {
 	Reserve(ctx context.Context, bytes int64) error
+	TryReserve(bytes int64) bool // does not wait
 	Release(bytes int64)
 	Limit() int64
 }

@@ -16,7 +16,9 @@ type Leader struct {
 // The requests of producers and of consumers.
 const (
 	commitPath = "/v1/commit"
-	watchPath  = "/v1/watch"
+	// numberedPath is the path for requests with clients that number theirs. Only gateways answer it.
+	numberedPath = "/v1/commit-numbered"
+	watchPath    = "/v1/watch"
 	// contentType is that of a request and of a reply.
 	contentType = "application/x-protobuf"
 	// producerHeader names the producer that asks, as a UUID.

@@ -82,14 +82,14 @@ func NewServer(identity *Identity, hosts func() []Host, memory Memory, config Se
 	if log == nil {
 		log = slog.Default()
 	}
-	share := newShare(memory)
+	share, places := newShare(memory, config.MaxConnections)
 	closing, end := context.WithCancel(context.Background())
 	s := &Server{
 		hosts:       hosts,
 		config:      config,
 		log:         log,
 		share:       share,
-		connections: newConnections(share, &config),
+		connections: newConnections(places, &config),
 		consumers:   newConsumers(),
 		closing:     closing,
 		close:       end,
@@ -203,6 +203,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case r.Method == http.MethodPost && r.URL.Path == commitPath:
 		rejected = s.commit(w, v)
+	case r.Method == http.MethodPost && r.URL.Path == numberedPath:
+		rejected = s.numbered(v)
 	case r.Method == http.MethodPost && r.URL.Path == watchPath:
 		rejected = s.watch(w, v)
 	default:

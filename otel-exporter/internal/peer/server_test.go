@@ -41,6 +41,14 @@ func (p *purse) Reserve(ctx context.Context, bytes int64) error {
 	return nil
 }
 
+func (p *purse) TryReserve(bytes int64) bool {
+	if !p.free.TryAcquire(bytes) {
+		return false
+	}
+	p.held.Add(bytes)
+	return true
+}
+
 func (p *purse) Release(bytes int64) {
 	p.held.Add(-bytes)
 	p.free.Release(bytes)
@@ -405,7 +413,7 @@ func TestMalformedRequestsAreRejected(t *testing.T) {
 		"checksum":                   {commitPath, header(), bytes.NewReader(damaged), 400},
 		"unexpected EOF":             {commitPath, header(), bytes.NewReader(good[:len(good)-1]), 400},
 		"producer has 0 bytes":       {commitPath, header(), nil, 400},
-		"only POST /v1/commit and":   {"/v1/commit-numbered", header(), bytes.NewReader(good), 404},
+		"only POST /v1/commit and":   {"/v1/elsewhere", header(), bytes.NewReader(good), 404},
 		"/v1/watch are here":         {"/", header(), bytes.NewReader(good), 404},
 	} {
 		status, text := l.do(h, request.path, request.header, request.body)
@@ -456,6 +464,32 @@ func TestARequestWithClientsIsRefused(t *testing.T) {
 	const reason = "refused: this producer does not know numbered requests"
 	if status != 200 || answer.Refused.Error() != reason || l.host.asked() != 0 {
 		t.Errorf("%d: %+v", status, answer)
+	}
+}
+
+// Its producer asks for other records on the same connection.
+func TestANumberedRequestIsUnknownAndItsConnectionStays(t *testing.T) {
+	l := lead(t, nil)
+	c := l.member()
+	client := l.by(c.identity)
+	header := http.Header{producerHeader: {l.request(1).Producer.String()}, "Content-Type": {contentType}}
+	// Larger than the window, so that nothing but the answer ends it.
+	large := bytes.NewReader(make([]byte, 3*windowBytes))
+	if status, text := l.do(client, numberedPath, header, large); status != http.StatusNotFound {
+		t.Errorf("%d %s", status, text)
+	}
+	if proven := l.proven(); proven != 1 {
+		t.Errorf("%d connections have proven themselves", proven)
+	}
+	plain, err := encodeRequest(l.request(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status, text := l.do(client, commitPath, header, bytes.NewReader(plain)); status != http.StatusOK {
+		t.Errorf("%d %s", status, text)
+	}
+	if status, _ := l.post(newIdentity(t), numberedPath, header, nil); status != http.StatusForbidden {
+		t.Errorf("a stranger got %d", status)
 	}
 }
 
@@ -510,7 +544,7 @@ func TestARequestWithoutMemoryIsRefusedAndNothingStaysTaken(t *testing.T) {
 			return func() { l.memory.Release(memoryOfTests) }
 		},
 		func() func() {
-			part := l.server.share.limit - connectionBytes
+			part := l.server.share.limit - requestBytes
 			_ = l.server.share.free.Acquire(t.Context(), part)
 			return func() { l.server.share.free.Release(part) }
 		},
@@ -617,6 +651,18 @@ func TestAProvenConnectionStaysOpen(t *testing.T) {
 	l.eventually("it was closed, or the other is open", func() bool { return l.open() == 1 })
 }
 
+// proven returns the number of connections that have proven themselves.
+func (l *leading) proven() (count int) {
+	l.server.connections.mutex.Lock()
+	defer l.server.connections.mutex.Unlock()
+	for c := range l.server.connections.open {
+		if c.proven.Load() {
+			count++
+		}
+	}
+	return count
+}
+
 func (l *leading) open() int {
 	l.server.connections.mutex.Lock()
 	defer l.server.connections.mutex.Unlock()
@@ -718,47 +764,69 @@ func TestSilentConnectionsKeepNoMemberOut(t *testing.T) {
 	}
 }
 
-func TestAConnectionIsRefusedIfAllHaveProvenThemselvesOrMemoryIsShort(t *testing.T) {
-	l := lead(t, func(_ *leading, config *ServerConfig) { config.MaxConnections = 1 })
-	first := l.member()
-	answer, err := first.Ask(t.Context(), l.leader(), l.request(1))
-	isCommitted(t, answer, err)
-	ends(t, dialed(t, l))
-	l.eventually("a connection is open", func() bool {
-		first.transport.CloseIdleConnections()
-		return l.open() == 0
+func TestAConnectionIsRefusedIfAllHaveCommitsInFlight(t *testing.T) {
+	answers := make(chan *Answer)
+	l := lead(t, func(l *leading, config *ServerConfig) {
+		config.MaxConnections = 4
+		l.host.commit = func(context.Context, *Request) *Answer { return <-answers }
 	})
-	_ = l.server.share.free.Acquire(t.Context(), l.server.share.limit)
+	var members sync.WaitGroup
+	member := l.member()
+	for number := range uint64(4) {
+		c := NewClient(member.identity)
+		members.Go(func() {
+			answer, err := c.Ask(t.Context(), l.leader(), l.request(number))
+			isCommitted(t, answer, err)
+		})
+	}
+	l.eventually("four requests wait", func() bool { return l.host.asked() == 4 })
 	ends(t, dialed(t, l))
-	l.server.share.free.Release(l.server.share.limit)
-	answer, err = l.member().Ask(t.Context(), l.leader(), l.request(1))
+	for range 4 {
+		answers <- &Answer{}
+	}
+	members.Wait()
+	// They keep three quarters of the places.
+	c := NewClient(member.identity)
+	members.Go(func() { answers <- &Answer{} })
+	answer, err := c.Ask(t.Context(), l.leader(), l.request(5))
 	isCommitted(t, answer, err)
+	members.Wait()
 }
 
 func TestTheOldestOfTheMostCrowdedAddressGivesWay(t *testing.T) {
-	all := newConnections(newShare(newPurse(memoryOfTests)), &ServerConfig{MaxConnections: 5})
-	open := func(nth uint64, from string, proven bool) *connection {
-		c := &connection{all: all, nth: nth, source: source(&addressed{address: from})}
+	all := newConnections(5, &ServerConfig{})
+	open := func(from string, proven bool) *connection {
+		c := &connection{all: all, used: all.tick(), source: source(&addressed{address: from})}
 		c.proven.Store(proven)
 		all.open[c] = struct{}{}
 		return c
 	}
-	open(1, "10.0.0.9", true)
-	open(2, "10.0.0.1", false)
+	first := open("10.0.0.9", true)
+	open("10.0.0.1", false)
 	if all.replaced() != nil {
 		t.Error("there is a place")
 	}
-	oldest := open(3, "2001:db8::1", false)
-	open(4, "2001:db8::2", false)
-	open(5, "10.0.0.2", false)
+	oldest := open("2001:db8::1", false)
+	open("2001:db8::2", false)
+	last := open("10.0.0.2", false)
 	if found := all.replaced(); found != oldest {
-		t.Errorf("connection %d", found.nth)
+		t.Errorf("connection %d", found.used)
 	}
 	for c := range all.open {
 		c.proven.Store(true)
 	}
+	if found := all.replaced(); found != first {
+		t.Errorf("connection %d of those that have all proven themselves", found.used)
+	}
+	for c := range all.open {
+		c.commits = 1
+	}
 	if all.replaced() != nil {
-		t.Error("all have proven themselves")
+		t.Error("all have commits in flight")
+	}
+	last.proven.Store(false)
+	if found := all.replaced(); found != last {
+		t.Error("a newcomer keeps its place")
 	}
 }
 
@@ -771,11 +839,11 @@ type addressed struct {
 func (f *addressed) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(f.address)} }
 
 func TestWithLittleMemoryThereAreFewConnections(t *testing.T) {
-	share := newShare(newPurse(40 * connectionBytes))
 	config := DefaultServerConfig()
-	all := newConnections(share, &config)
-	if all.max != 10 || all.maxWatching != 2 {
-		t.Errorf("%d connections, %d of consumers", all.max, all.maxWatching)
+	share, places := newShare(newPurse(40*connectionBytes), config.MaxConnections)
+	all := newConnections(places, &config)
+	if all.max != 10 || all.maxWatching != 2 || share.limit != 10*connectionBytes {
+		t.Errorf("%d connections, %d of consumers, %d bytes for requests", all.max, all.maxWatching, share.limit)
 	}
 }
 

@@ -14,16 +14,20 @@ const (
 	memoryWait = time.Second
 )
 
-// A share is the part of the memory that others may take.
+// A share is the part of the memory that requests of others may take.
 type share struct {
 	memory Memory
 	free   *semaphore.Weighted
 	limit  int64
 }
 
-func newShare(memory Memory) *share {
-	limit := memory.Limit() / othersShare
-	return &share{memory, semaphore.NewWeighted(limit), limit}
+// newShare returns the part for requests, and the number of connections that the rest pays for: at most half of what
+// others may take. Connections do not wait for the memory of requests, nor the other way round.
+func newShare(memory Memory, connectionsMax int) (forRequests *share, connections int) {
+	all := memory.Limit() / othersShare
+	connections = int(max(min(int64(connectionsMax), all/2/connectionBytes), 1))
+	limit := max(all-int64(connections)*connectionBytes, 0)
+	return &share{memory, semaphore.NewWeighted(limit), limit}, connections
 }
 
 // A holding is the memory of one request. It is drawn from the share and from the memory itself.
@@ -43,6 +47,19 @@ func (h *holding) reserve(ctx context.Context, bytes int64) bool {
 	}
 	h.shared += bytes
 	if !within(ctx, func(ctx context.Context) error { return h.of.memory.Reserve(ctx, bytes) }) {
+		return false
+	}
+	h.own += bytes
+	return true
+}
+
+// tryReserve draws bytes if nobody waits for them. Otherwise it takes nothing.
+func (h *holding) tryReserve(bytes int64) bool {
+	if !h.of.free.TryAcquire(bytes) {
+		return false
+	}
+	h.shared += bytes
+	if !h.of.memory.TryReserve(bytes) {
 		return false
 	}
 	h.own += bytes

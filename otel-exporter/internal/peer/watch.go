@@ -37,11 +37,12 @@ func (s *Server) watch(w http.ResponseWriter, v *visit) *rejection {
 	if rejected != nil {
 		return rejected
 	}
-	v.connection.prove()
 	watcher := v.connection.watcher(host)
 	if watcher == nil {
 		return reject(http.StatusServiceUnavailable, "too many consumers watch this producer")
 	}
+	// Not without a place: a consumer would take all connections.
+	v.connection.prove()
 	return s.tell(w, v, watcher, newerThan)
 }
 
@@ -104,7 +105,8 @@ func (s *Server) readCursor(v *visit, cursor, consumer string, host Host) *rejec
 	}
 	held := &holding{of: s.share}
 	defer held.release()
-	if !held.reserve(v.Context(), manifest.CursorMemory) {
+	// Without a wait, in which a stranger would keep others from their memory: a consumer polls meanwhile.
+	if !held.tryReserve(manifest.CursorMemory) {
 		return unreadable(NewRefusal(OverBudget, ""))
 	}
 	ctx, end := context.WithTimeout(v.Context(), s.config.Patience)

@@ -239,3 +239,48 @@ func TestTheNumberOfKnownConsumersIsBounded(t *testing.T) {
 		t.Errorf("%d known", len(c.known))
 	}
 }
+
+// A consumer that was taken over opens every connection. Those without a place to watch end as those of a stranger do.
+func TestAConsumerKeepsNoMemberOut(t *testing.T) {
+	l := lead(t, func(_ *leading, config *ServerConfig) { config.MaxConnections, config.Patience = 16, time.Hour })
+	taken := newIdentity(t)
+	l.host.cursors["default"] = taken.Fingerprint()
+	for range 20 {
+		l.do(l.by(taken), watchPath, watching("default", "1000", ""), nil)
+	}
+	if proven := l.proven(); proven != 16/watchersShare {
+		t.Errorf("%d of %d connections have proven themselves", proven, l.open())
+	}
+	answer, err := l.member().Ask(t.Context(), l.leader(), l.request(1))
+	isCommitted(t, answer, err)
+}
+
+// Its consumer polls. A request that waits for so much memory would keep all others waiting.
+func TestACursorIsReadOnlyIfItsMemoryIsFree(t *testing.T) {
+	l := lead(t, nil)
+	free := l.server.share.free
+	taken := l.server.share.limit - manifest.CursorMemory + 1
+	if err := free.Acquire(t.Context(), taken); err != nil {
+		t.Fatal(err)
+	}
+	c, answered := l.consumer("default"), make(chan struct{})
+	go func() {
+		defer close(answered)
+		l.watches(c, watching("default", "0", ""), http.StatusServiceUnavailable, "the cursor cannot be read now")
+	}()
+	for waits := true; waits; time.Sleep(time.Millisecond) {
+		select {
+		case <-answered:
+			waits = false
+		default:
+		}
+		if !free.TryAcquire(1) {
+			t.Fatal("others wait for the memory of a cursor")
+		}
+		free.Release(1)
+	}
+	if l.host.cursorReads != 0 {
+		t.Error("it was read")
+	}
+	free.Release(taken)
+}
