@@ -484,6 +484,13 @@ CATCHERS = {
             "the group was handed over again",
         )
     ],
+    "cursor-waits-for-memory": [
+        Catcher(
+            "peer/tests/all/watch.rs",
+            "a_cursor_is_read_only_if_its_memory_is_free",
+            "others wait for the memory of a cursor",
+        )
+    ],
     "unnumbered-leader-stays": [
         Catcher(
             "producer/tests/all/numbered.rs",

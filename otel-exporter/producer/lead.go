@@ -200,7 +200,7 @@ func (l *lead) closeAt(firstAt time.Time) (at time.Time, set bool) {
 	return l.rhythm.nextAfter(firstAt), true
 }
 
-// closes returns the rhythm for an answer: zeros if there is none.
+// closes returns the rhythm for an answer: zeros without one.
 func (l *lead) closes(now time.Time) (after, every time.Duration) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

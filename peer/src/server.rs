@@ -364,7 +364,12 @@ impl Service {
         }
     }
 
-    pub(crate) async fn reserve(
+    /// Memory that is free now.
+    pub(crate) fn try_reserve(&self, bytes: usize) -> Option<[millpond_runtime::Reservation; 2]> {
+        Some([self.share.try_reserve(bytes)?, self.budget.try_reserve(bytes)?])
+    }
+
+    async fn reserve(
         &self,
         bytes: usize,
     ) -> Result<(millpond_runtime::Reservation, millpond_runtime::Reservation), PeerRefusal> {

@@ -139,8 +139,9 @@ impl Service {
             let reason = "the cursor cannot be read now".to_owned();
             (StatusCode::SERVICE_UNAVAILABLE, reason)
         };
-        let held = self.reserve(CURSOR_MEMORY).await;
-        let _held = held.map_err(|refusal| unreadable(refusal.to_string()))?;
+        // Without a wait, in which a stranger would keep others from their memory: a consumer polls meanwhile.
+        let held = self.try_reserve(CURSOR_MEMORY);
+        let _held = held.ok_or_else(|| unreadable(PeerRefusal::OverBudget.to_string()))?;
         let read = timeout(self.config.patience, producer.certificate_of_consumer(consumer)).await;
         let found = read.map_err(|_| unreadable("the store does not answer".to_owned()))?;
         let found = found.map_err(unreadable)?;

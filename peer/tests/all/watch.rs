@@ -14,9 +14,10 @@ use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Fingerprint, Manifest, Object, ProducerId, Snapshot, cas, layout,
 };
 use millpond_peer::{Client, Identity, ServerConfig, WatchClient, foreign};
-use millpond_producer::Peers;
+use millpond_producer::{CURSOR_MEMORY, Peers};
 use millpond_storage::Store;
 use tokio::net::TcpStream;
+use tokio::time::sleep;
 
 /// A consumer's process that owns a cursor in the shard.
 async fn consumer(store: &Store, name: &str) -> (Arc<Identity>, WatchClient) {
@@ -96,6 +97,34 @@ async fn a_consumer_hears_of_commits() {
         assert_eq!(heard, manifest(&store).await);
         known = heard;
     }
+}
+
+/// Its consumer polls. A request that waits for so much memory would keep all others waiting.
+#[tokio::test]
+async fn a_cursor_is_read_only_if_its_memory_is_free() {
+    let store = store();
+    let leader = Node::start(&store, ServerConfig::default()).await;
+    leader.append("leads").await;
+    let (_, client) = consumer(&store, "default").await;
+    let budget = leader.producer.budget();
+    let held = budget.try_reserve(budget.limit() - budget.held() - CURSOR_MEMORY + 1);
+    assert!(held.is_some());
+    let others = async {
+        loop {
+            assert!(
+                budget.try_reserve(1).is_some(),
+                "others wait for the memory of a cursor"
+            );
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        answer = watch(&client, &leader, "default", 0) => refused(answer, "503"),
+        () = others => {}
+    }
+    drop(held);
+    sleep(Duration::from_secs(1)).await;
+    watch(&client, &leader, "default", 0).await.unwrap();
 }
 
 #[tokio::test]
