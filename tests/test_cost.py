@@ -27,6 +27,8 @@ SEGMENTS = "millpond_producer_segments_total"
 COMMITS = "millpond_producer_commit_attempts_total"
 LOOKS = "millpond_producer_looks_total"
 READS_FIRST = 12
+# Seconds. With slower ones, several segments become one plan, which the model does not know.
+INSERT_MAX = 1.0
 OFFER = REPOSITORY / "cost" / "testdata" / "offer.json"
 
 
@@ -56,6 +58,15 @@ class Configuration:
     metrics: bool = False
     # The gateways commit for each other, and send smaller segments to the leader.
     forward_below: str | None = None
+
+    def is_unlike(self, between: Between) -> str | None:
+        """Returns what was unlike the model's assumptions in this time, if something was."""
+        insert = between.mean("millpond_consumer_write_seconds")
+        if insert > INSERT_MAX:
+            return f"plans wait for ClickHouse: an INSERT takes {insert:.1f} s"
+        if self.shared and between.segments_per_commit() < 2:
+            return f"a commit has {between.segments_per_commit():.1f} segments"
+        return None
 
 
 CONFIGURATIONS = [
@@ -253,6 +264,17 @@ class Pipeline:
     def read(self) -> Reading:
         return Reading.of(self.gateways, self.consumers)
 
+    def next(self, before: Reading) -> Reading:
+        """The metrics once there are as many segments more as a measurement takes."""
+        wanted = before.total(SEGMENTS) + self.configuration.segments
+        eventually(
+            f"segments of {self.configuration.name}",
+            lambda: self.read().total(SEGMENTS) >= wanted,
+            timeout=300,
+            interval=0.5,
+        )
+        return self.read()
+
     def is_under_way(self) -> bool:
         """Returns true if each consumer has written each stream, more than once, and no gateway
         reads the manifest first, as it does for a while after it has met another."""
@@ -277,14 +299,12 @@ def measured(new_site) -> dict[str, tuple[Pipeline, Between]]:
     for pipeline in pipelines:
         name = pipeline.configuration.name
         before = begun[name]
-        wanted = before.total(SEGMENTS) + pipeline.configuration.segments
-        eventually(
-            f"segments of {name}",
-            lambda pipeline=pipeline, wanted=wanted: pipeline.read().total(SEGMENTS) >= wanted,
-            timeout=300,
-            interval=0.5,
-        )
-        measured[name] = (pipeline, Between(before, pipeline.read()))
+        after = pipeline.next(before)
+        while unlike := pipeline.configuration.is_unlike(Between(before, after)):
+            # The machine paused too often. Another time may be as the model assumes.
+            assert Between(begun[name], after).seconds < 240, f"{name}: {unlike}"
+            before, after = after, pipeline.next(after)
+        measured[name] = (pipeline, Between(before, after))
     for pipeline in pipelines:
         pipeline.site.stop()
     return measured
@@ -356,8 +376,6 @@ def test_the_model_counts_as_the_processes_do(request, measured, configuration):
     model = predicted(pipeline, between)
     seen = {kind: (round(model[kind], 3), round(rate, 3)) for kind, rate in counted.items()}
     print(f"{configuration.name}, {between.seconds:.1f} s, a second (model, counted): {seen}")
-    if configuration.shared:
-        assert between.segments_per_commit() >= 2
     for kind, rate in counted.items():
         assert abs(model[kind] - rate) <= WITHIN[kind] * rate, f"{kind}: {seen}"
 

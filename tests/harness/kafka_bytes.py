@@ -6,7 +6,10 @@ import socket
 import struct
 import time
 
-from .process import PATIENCE
+from .process import PATIENCE, eventually
+
+# The topic is new, and its partition has no leader that knows of it.
+NOT_YET = (3, 5, 6)
 
 
 def produce_bytes(
@@ -25,14 +28,24 @@ def produce_bytes(
     # Produce, version 7: no transaction, all replicas, ten seconds.
     request = struct.pack(">hhih", 0, 7, 1, -1) + struct.pack(">hhi", -1, -1, 10_000)
     request += struct.pack(f">ih{len(name)}siii", 1, len(name), name, 1, 0, len(batch)) + batch
+
+    def is_taken() -> bool:
+        # Correlation, one topic with its name, one partition, the error.
+        place = 4 + 4 + 2 + len(name) + 4 + 4
+        error = struct.unpack_from(">h", _answer(address, request), place)[0]
+        assert error in (0, *NOT_YET), f"Kafka refuses the record with error {error}"
+        return error == 0
+
+    eventually(f"a leader of topic {topic}", is_taken)
+
+
+def _answer(address: str, request: bytes) -> bytes:
     host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), PATIENCE) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         answer = connection.makefile("rb")
         (length,) = struct.unpack(">i", answer.read(4))
-        # Correlation, one topic with its name, one partition, the error.
-        error = struct.unpack_from(">h", answer.read(length), 4 + 4 + 2 + len(name) + 4 + 4)[0]
-    assert error == 0, f"Kafka refuses the record with error {error}"
+        return answer.read(length)
 
 
 def _zigzag(number: int) -> bytes:
