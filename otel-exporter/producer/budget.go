@@ -46,9 +46,6 @@ func (b *budget) release(bytes int64) {
 	b.free.Release(bytes)
 }
 
-// TryReserve is tryReserve for package peer.
-func (b *budget) TryReserve(bytes int64) bool { return b.tryReserve(bytes) }
-
 // tryReserve draws bytes if they are free now and nobody waits for them.
 func (b *budget) tryReserve(bytes int64) bool {
 	if !b.free.TryAcquire(bytes) {
@@ -58,9 +55,11 @@ func (b *budget) tryReserve(bytes int64) bool {
 	return true
 }
 
-// Reserve, Release and Limit make the budget the memory of the port for other producers: see peer.Memory.
+// Reserve, TryReserve, Release and Limit make the budget the memory of the port for other producers: see peer.Memory.
 
 func (b *budget) Reserve(ctx context.Context, bytes int64) error { return b.reserve(ctx, bytes) }
+
+func (b *budget) TryReserve(bytes int64) bool { return b.tryReserve(bytes) }
 
 func (b *budget) Release(bytes int64) { b.release(bytes) }
 

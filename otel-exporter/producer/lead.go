@@ -8,7 +8,7 @@ import (
 	"millpond.dev/otel-exporter/internal/peer"
 )
 
-// silentIntervals: a leader without records of others for so many intervals keeps no rhythm.
+// silentIntervals is the number of intervals without records of others after which a leader keeps no rhythm.
 const silentIntervals = 16
 
 // A lead is what the stages of a producer share about the records of others: whether it leads, whom it knows, whose

@@ -108,7 +108,8 @@ func (c *committer) settleOwn(members *members, own int, outcome *ownOutcome) (s
 	return settled
 }
 
-// rebuild builds and uploads a segment anew, without the blocks of claims that left it. There is none if nothing is left.
+// rebuild builds and uploads a segment anew, without the blocks of claims that left it. It reports false if that leaves
+// nothing.
 func (c *committer) rebuild(work encodedWork) (again uploadedWork, there bool) {
 	if work.isEmpty() {
 		c.counters.segmentsUncommitted.Add(-1)

@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"strings"
 
@@ -77,7 +76,7 @@ func CertificateOfConsumer(
 // count them.
 func DecodeCursor(bytes []byte) (*Cursor, error) {
 	const object = "cursor"
-	body, err := cursorBody(object, bytes)
+	body, err := opened(object, cursorMagic, CursorBytes, bytes)
 	if err != nil {
 		return nil, err
 	}
@@ -116,25 +115,4 @@ func DecodeCursor(bytes []byte) (*Cursor, error) {
 	copy(cursor.Certificate[:], certificate)
 	cursor.Consumer = string(consumer)
 	return cursor, nil
-}
-
-// cursorBody checks the envelope, as unwrap does, and returns the message in it.
-func cursorBody(object string, bytes []byte) ([]byte, error) {
-	switch {
-	case len(bytes) > CursorBytes:
-		return nil, fmt.Errorf("%s of %d bytes, more than the maximum of %d: %w",
-			object, len(bytes), CursorBytes, ErrTooLarge)
-	case len(bytes) < envelopeLen:
-		return nil, fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
-	case string(bytes[:4]) != cursorMagic:
-		return nil, fmt.Errorf("%s begins with %q, not with %q: %w", object, bytes[:4], cursorMagic, ErrMagic)
-	}
-	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
-	if version == 0 || version > cursorVersion {
-		return nil, fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)
-	}
-	if stated := binary.LittleEndian.Uint32(bytes[6:]); stated != checksum(version, body) {
-		return nil, fmt.Errorf("%s: %w", object, ErrChecksum)
-	}
-	return body, nil
 }

@@ -63,28 +63,9 @@ func wrapVersion(magic string, version uint16, message proto.Message) ([]byte, e
 
 // unwrap checks the envelope and the number of repeated fields before protobuf decodes the content.
 func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, message proto.Message) error {
-	if len(bytes) > bytesMax {
-		return fmt.Errorf("%s of %d bytes, more than the maximum of %d: %w", object, len(bytes), bytesMax, ErrTooLarge)
-	}
-	if len(bytes) < envelopeLen {
-		return fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
-	}
-	if string(bytes[:4]) != magic {
-		return fmt.Errorf("%s begins with %q, not with %q: %w", object, bytes[:4], magic, ErrMagic)
-	}
-	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
-	newest := uint16(FormatVersion)
-	switch magic {
-	case manifestMagic:
-		newest = sourcesVersion
-	case bufferMagic:
-		newest = bufferVersion
-	}
-	if version == 0 || version > newest {
-		return fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)
-	}
-	if stated := binary.LittleEndian.Uint32(bytes[6:]); stated != checksum(version, body) {
-		return fmt.Errorf("%s: %w", object, ErrChecksum)
+	body, err := opened(object, magic, bytesMax, bytes)
+	if err != nil {
+		return err
 	}
 	if err := checkCounts(object, counts, body); err != nil {
 		return err
@@ -93,6 +74,36 @@ func unwrap(object, magic string, bytesMax int, counts []count, bytes []byte, me
 		return content(object, "%v", err)
 	}
 	return nil
+}
+
+// opened checks the envelope and returns the message in it.
+func opened(object, magic string, bytesMax int, bytes []byte) ([]byte, error) {
+	if len(bytes) > bytesMax {
+		return nil, fmt.Errorf("%s of %d bytes, more than the maximum of %d: %w", object, len(bytes), bytesMax, ErrTooLarge)
+	}
+	if len(bytes) < envelopeLen {
+		return nil, fmt.Errorf("%s of %d bytes: %w", object, len(bytes), ErrShort)
+	}
+	if string(bytes[:4]) != magic {
+		return nil, fmt.Errorf("%s begins with %q, not with %q: %w", object, bytes[:4], magic, ErrMagic)
+	}
+	version, body := binary.LittleEndian.Uint16(bytes[4:]), bytes[envelopeLen:]
+	newest := uint16(FormatVersion)
+	switch magic {
+	case manifestMagic:
+		newest = sourcesVersion
+	case bufferMagic:
+		newest = bufferVersion
+	case cursorMagic:
+		newest = cursorVersion
+	}
+	if version == 0 || version > newest {
+		return nil, fmt.Errorf("%s of format version %d: %w", object, version, ErrVersion)
+	}
+	if stated := binary.LittleEndian.Uint32(bytes[6:]); stated != checksum(version, body) {
+		return nil, fmt.Errorf("%s: %w", object, ErrChecksum)
+	}
+	return body, nil
 }
 
 // content is the error for an object with a valid checksum that breaks a rule of the format.
