@@ -687,6 +687,13 @@ CATCHERS = {
             "left",
         )
     ],
+    "unlisted-consumer-loses": [
+        Catcher(
+            "consumer/tests/all/gc.rs",
+            "what_is_committed_after_the_consumers_were_listed_stays",
+            r"left: \(10",
+        )
+    ],
     "cursor-judged-by-an-older-log": [
         Catcher(
             "consumer/tests/all/gc.rs",

@@ -163,6 +163,9 @@ struct Trim {
 /// The part of a shard's log that its consumers still need.
 #[derive(Debug, Default)]
 struct Needs {
+    /// The end of the log as it was read before the consumers were listed. A consumer that appeared meanwhile may need everything from
+    /// there on.
+    listed_at: u64,
     /// Some consumer needs everything from this sequence on. `None` without consumers.
     from: Option<u64>,
     /// Cursors that cannot be read: key and reason.
@@ -172,7 +175,8 @@ struct Needs {
 }
 
 /// Trims sequences that every consumer has read, and those that retention drops. Without consumers, only retention
-/// trims. The same holds with an unreadable cursor: its consumer may need everything.
+/// trims. The same holds with an unreadable cursor: its consumer may need everything. Only retention trims what was committed after the
+/// consumers were listed.
 fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim {
     let known = needs.from.filter(|_| needs.unreadable.is_empty());
     let needed = known.unwrap_or(log.first_sequence);
@@ -191,7 +195,10 @@ fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim
         }
     });
     Trim {
-        to: needed.max(too_old).clamp(log.first_sequence, log.next_sequence),
+        to: needed
+            .min(needs.listed_at)
+            .max(too_old)
+            .clamp(log.first_sequence, log.next_sequence),
         needed,
     }
 }
@@ -411,7 +418,10 @@ impl GarbageCollector {
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
                 return Ok(None);
             };
-            let mut needs = self.needs(shard).await?;
+            let mut needs = Needs {
+                listed_at: found.state.next_sequence,
+                ..self.needs(shard).await?
+            };
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
                 Recognized::Yes(log, unknown) => {
                     needs.unreadable.extend(unknown);
