@@ -55,12 +55,21 @@ pub enum Origin {
 #[derive(Debug)]
 pub(crate) struct Plan {
     columns: Vec<Planned>,
-    /// The columns that read a top-level key.
-    by_key: HashMap<String, Vec<usize>>,
+    /// The top-level keys that columns read, in the order of the first of these columns.
+    keys: Vec<ReadKey>,
+    /// Their places.
+    by_name: HashMap<String, usize>,
     /// Columns with a DEFAULT that the server fills.
     pub(crate) left_to_server: Vec<String>,
     /// The program that makes the rows.
     pub(crate) transform: Option<Transform>,
+}
+
+/// A top-level key and the places of the columns that read it.
+#[derive(Debug)]
+struct ReadKey {
+    name: String,
+    columns: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -75,7 +84,8 @@ impl Plan {
     pub(crate) fn new(events: &EventTable, path: &str, found: &[Found]) -> Result<Plan, Vec<Fault>> {
         let mut plan = Plan {
             columns: Vec::new(),
-            by_key: HashMap::new(),
+            keys: Vec::new(),
+            by_name: HashMap::new(),
             left_to_server: Vec::new(),
             transform: events.transform.clone(),
         };
@@ -231,7 +241,15 @@ impl Plan {
         if let Origin::Path { keys, .. } = &origin
             && let Some(first) = keys.first()
         {
-            self.by_key.entry(first.clone()).or_default().push(place);
+            let new = self.keys.len();
+            let found = *self.by_name.entry(first.clone()).or_insert(new);
+            if found == new {
+                self.keys.push(ReadKey {
+                    name: first.clone(),
+                    columns: Vec::new(),
+                });
+            }
+            self.keys[found].columns.push(place);
         }
         self.columns.push(Planned {
             name: name.clone(),
@@ -286,6 +304,15 @@ impl Plan {
         }
     }
 
+    /// The place of a key in `keys`, given its text between the quotes. `next`: where it is if the row has the order of the columns.
+    #[inline]
+    fn read_key(&self, text: &str, next: usize) -> Option<usize> {
+        if self.keys.get(next).is_some_and(|key| key.name == text) && !text.contains('\\') {
+            return Some(next);
+        }
+        self.by_name.get(&*json::unescaped(text)?).copied()
+    }
+
     /// Appends a row, which is valid JSON, or nothing. The error is the reason why it does not fit.
     pub(crate) fn push(&self, row: &str, received_at_us: i64, to: &mut [Values]) -> Result<(), String> {
         let rows = to.first().map_or(0, Values::rows);
@@ -300,12 +327,22 @@ impl Plan {
         if !row.starts_with('{') {
             return Err(format!("$: {} is not an object", scalar::shown(row)));
         }
-        let mut given: Vec<Option<&str>> = vec![None; self.columns.len()];
+        let (mut few, mut many) = ([None; 16], Vec::new());
+        let given: &mut [Option<&str>] = match few.get_mut(..self.columns.len()) {
+            Some(few) => few,
+            None => {
+                many.resize(self.columns.len(), None);
+                &mut many
+            }
+        };
+        let mut next = 0;
         // The last of equal keys counts.
         let _ = json::members(row, |key, value| {
-            let key = json::unescaped(key);
-            let readers = key.and_then(|key| self.by_key.get(&*key));
-            for &place in readers.into_iter().flatten() {
+            let Some(found) = self.read_key(key, next) else {
+                return Ok(());
+            };
+            next = found + 1;
+            for &place in &self.keys[found].columns {
                 given[place] = match &self.columns[place].origin {
                     Origin::Path { keys, .. } => json::descend(value, &keys[1..]),
                     Origin::Constant(_) | Origin::ReceivedAt => None,
@@ -313,7 +350,7 @@ impl Plan {
             }
             Ok::<_, std::convert::Infallible>(())
         });
-        for ((column, values), value) in self.columns.iter().zip(to).zip(given) {
+        for ((column, values), value) in self.columns.iter().zip(to).zip(&*given) {
             let Planned { name, kind, origin } = column;
             let pushed = match origin {
                 Origin::Path { unit, .. } => values.push(kind, *unit, value.unwrap_or("null")),
