@@ -1,6 +1,7 @@
 //! Splits JSON that a parser has accepted. It builds no tree: a value is its text.
 
-use memchr::memchr2;
+use memchr::memmem::Finder;
+use memchr::{memchr2, memchr3};
 use std::borrow::Cow;
 use std::convert::Infallible;
 
@@ -17,6 +18,33 @@ pub fn members<'a, E>(
         rest.skip(b',');
     }
     Ok(())
+}
+
+/// Returns true if all values of an object are strings or scalars, and no string has an escape. A flat object may be taken for another
+/// one if a string has a bracket.
+#[inline]
+pub(crate) fn is_flat(object: &str) -> bool {
+    let members = object.as_bytes().get(1..).unwrap_or_default();
+    memchr3(b'{', b'[', b'\\', members).is_none()
+}
+
+/// The last value of a key in a flat object. `quoted`: the key in quotes, a letter, digit or other sign that JSON has in strings alone after
+/// the first. So the first quote begins a string, which without escapes ends at the second.
+#[inline]
+pub(crate) fn member_of_flat<'a>(object: &'a str, quoted: &Finder<'_>) -> Option<&'a str> {
+    let mut found = None;
+    for start in quoted.find_iter(object.as_bytes()) {
+        let mut rest = Rest {
+            text: object,
+            at: start + quoted.needle().len(),
+        };
+        rest.blank();
+        if rest.peek() == Some(b':') {
+            rest.at += 1;
+            found = rest.value();
+        }
+    }
+    found
 }
 
 /// Passes each item of an array, until `take` fails.

@@ -3,6 +3,7 @@
 //! The hash must never change: snapshots hold it, and rows are in the shard that follows from it.
 
 use crate::json::{self, descend, unescaped};
+use memchr::memmem::Finder;
 use sha2::{Digest, Sha256};
 use std::convert::Infallible;
 
@@ -53,7 +54,12 @@ impl KeyHasher {
 
 /// The paths of a key.
 #[derive(Debug, Clone)]
-pub struct KeyPaths(Vec<Vec<String>>);
+pub struct KeyPaths {
+    /// The keys of each path, from the outside to the inside.
+    paths: Vec<Vec<String>>,
+    /// For each path its key in quotes, if all paths are plain names of members.
+    quoted: Option<Vec<Finder<'static>>>,
+}
 
 impl KeyPaths {
     /// `paths` with dots between the keys of objects.
@@ -61,7 +67,18 @@ impl KeyPaths {
         let keys = paths
             .iter()
             .map(|path| path.split('.').map(str::to_owned).collect());
-        KeyPaths(keys.collect())
+        let is_plain = |path: &String| {
+            let mut bytes = path.bytes();
+            !path.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"_-@$".contains(&byte))
+        };
+        let quoted = paths.iter().all(is_plain).then(|| {
+            let quoted = paths.iter().map(|path| format!("\"{path}\""));
+            quoted.map(|key| Finder::new(&key).into_owned()).collect()
+        });
+        KeyPaths {
+            paths: keys.collect(),
+            quoted,
+        }
     }
 
     /// The hash of the key of a row, which is valid JSON. `None` if a value is missing, null, an object or an array.
@@ -70,24 +87,21 @@ impl KeyPaths {
             return None;
         }
         let (mut few, mut many) = ([None; 4], Vec::new());
-        let values: &mut [Option<&str>] = match few.get_mut(..self.0.len()) {
+        let values: &mut [Option<&str>] = match few.get_mut(..self.paths.len()) {
             Some(few) => few,
             None => {
-                many.resize(self.0.len(), None);
+                many.resize(self.paths.len(), None);
                 &mut many
             }
         };
-        let _ = json::members(row, |key, value| {
-            let Some(key) = unescaped(key) else { return Ok(()) };
-            for (path, found) in self.0.iter().zip(&mut *values) {
-                if let Some((first, rest)) = path.split_first()
-                    && *first == key
-                {
-                    *found = descend(value, rest);
+        match &self.quoted {
+            Some(quoted) if json::is_flat(row) => {
+                for (quoted, found) in quoted.iter().zip(&mut *values) {
+                    *found = json::member_of_flat(row, quoted);
                 }
             }
-            Ok::<_, Infallible>(())
-        });
+            _ => self.find(row, values),
+        }
         hasher.clear();
         for value in values.iter() {
             let text = (*value)?;
@@ -105,11 +119,27 @@ impl KeyPaths {
         }
         Some(hasher.hash())
     }
+
+    /// Finds the value at each path.
+    fn find<'a>(&self, row: &'a str, values: &mut [Option<&'a str>]) {
+        let _ = json::members(row, |key, value| {
+            let Some(key) = unescaped(key) else { return Ok(()) };
+            for (path, found) in self.paths.iter().zip(&mut *values) {
+                if let Some((first, rest)) = path.split_first()
+                    && *first == key
+                {
+                    *found = descend(value, rest);
+                }
+            }
+            Ok::<_, Infallible>(())
+        });
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn key(paths: &[&str], row: &str) -> Option<u128> {
         let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
@@ -160,6 +190,57 @@ mod tests {
             key(&["user.id", "user.ok"], row),
             hash(&[Number("7"), Flag(true)])
         );
+    }
+
+    proptest! {
+        #[test]
+        fn the_members_of_a_flat_row_are_those_of_any_other(
+            members in prop::collection::vec(
+                (
+                    prop::sample::select(vec!["id", "n", "ident", "", ":", "i\\u0064", "é"]),
+                    prop::sample::select(vec![
+                        "1", " -2.5e3 ", "\"\"", "\"id\"", " \"a b\"", "\",\"", "\":1\"", "\"{\"", "\"é\"", "\"\\\"id\\\":1\"", "true",
+                        "null", "[\"id\"]", "{\"id\":1}",
+                    ]),
+                    prop::sample::select(vec!["", " ", "\t\r\n"]),
+                ),
+                0..6,
+            ),
+        ) {
+            let members: Vec<String> = members
+                .iter()
+                .map(|(key, value, blank)| format!("{blank}\"{key}\"{blank}:{value}"))
+                .collect();
+            let row = format!("{{{}}}", members.join(","));
+            prop_assert!(serde_json::from_str::<serde_json::Value>(&row).is_ok());
+            for paths in [&["id"][..], &["n", "id"]] {
+                let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
+                let quick = KeyPaths::new(&paths);
+                prop_assert!(quick.quoted.is_some());
+                let slow = KeyPaths { quoted: None, ..quick.clone() };
+                let mut hasher = KeyHasher::default();
+                prop_assert_eq!(quick.key(&row, &mut hasher), slow.key(&row, &mut hasher), "{}", row);
+            }
+        }
+    }
+
+    #[test]
+    fn only_plain_names_are_looked_for_as_text() {
+        for (path, is_plain) in [
+            ("id", true),
+            ("@time-stamp_1", true),
+            ("user.id", false),
+            ("a b", false),
+            ("é", false),
+            (",", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                KeyPaths::new(&[path.to_owned()]).quoted.is_some(),
+                is_plain,
+                "{path}"
+            );
+        }
     }
 
     #[test]
