@@ -77,7 +77,7 @@ impl Partition {
             return None;
         }
         let mut place = first_place(key, slots);
-        // A seventh of the slots is empty.
+        // Two ninths of the slots are empty.
         while self.slots[place].at_us != i64::MIN && self.slots[place].key != key {
             place += 1;
             if place == slots {
@@ -89,9 +89,9 @@ impl Partition {
 
     /// Adds a key that is not there, and whose place would be this one.
     fn insert(&mut self, slot: Slot, place: Option<usize>) {
-        // Six sevenths of the slots are in use at most.
+        // Searches read few slots as long as no more are in use.
         let place = match place {
-            Some(place) if (self.used + 1) * 7 <= self.slots.len() * 6 => place,
+            Some(place) if (self.used + 1) * 9 <= self.slots.len() * 7 => place,
             _ => {
                 self.rebuild(self.slots.len() * 5 / 4, |_| true);
                 self.place(slot.key).expect("it has slots")
