@@ -48,7 +48,14 @@ pub enum ReadError {
 }
 
 fn open<T: Object>(key: &str, found: &Versioned) -> Result<Snapshot<T>, ReadError> {
-    let state = T::decode(&found.bytes).map_err(|wrong| ReadError::Format {
+    let decoded = T::decode(&found.bytes).and_then(|state| match state.key() {
+        Some(right) if right != key => Err(FormatError::Misplaced {
+            object: T::NAME,
+            key: right,
+        }),
+        _ => Ok(state),
+    });
+    let state = decoded.map_err(|wrong| ReadError::Format {
         key: key.to_owned(),
         wrong,
     })?;

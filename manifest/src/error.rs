@@ -68,6 +68,14 @@ pub enum FormatError {
         /// Maximum bytes to read.
         max: u64,
     },
+    /// The content is that of an object with another key.
+    #[error("{object} is that of {key}: somebody put it in the wrong place")]
+    Misplaced {
+        /// The expected kind.
+        object: &'static str,
+        /// The right key.
+        key: String,
+    },
     /// The checksum matches, but the content breaks a rule of the format.
     #[error("{object} is not valid: {reason}")]
     Content {
@@ -87,6 +95,7 @@ impl FormatError {
             | FormatError::Magic { object, .. }
             | FormatError::Checksum { object, .. }
             | FormatError::TooLarge { object, .. }
+            | FormatError::Misplaced { object, .. }
             | FormatError::Content { object, .. } => match *object {
                 PAGE => {
                     "restore it from a backup or the bucket's versions; or continue after it with `millpond consumer reset`"

@@ -31,4 +31,8 @@ pub trait Object: Sized {
     fn decode(bytes: &[u8]) -> Result<Self, FormatError>;
     /// The stamp of this state.
     fn stamp(&self) -> Stamp;
+    /// The key that the content belongs at. `None`: the content does not tell.
+    fn key(&self) -> Option<String> {
+        None
+    }
 }

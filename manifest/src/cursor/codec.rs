@@ -243,6 +243,10 @@ impl Object for Cursor {
     fn stamp(&self) -> Stamp {
         self.stamp
     }
+
+    fn key(&self) -> Option<String> {
+        Some(crate::layout::cursor(self.shard, &self.consumer))
+    }
 }
 
 impl Cursor {

@@ -165,6 +165,10 @@ impl Object for Manifest {
     fn stamp(&self) -> Stamp {
         self.stamp
     }
+
+    fn key(&self) -> Option<String> {
+        Some(crate::layout::manifest(self.shard))
+    }
 }
 
 impl Manifest {

@@ -33,6 +33,9 @@ func Read(ctx context.Context, store *storage.Store, shard uint32) (*Snapshot, e
 	if err != nil {
 		return nil, &FormatError{key, err}
 	}
+	if state.Shard != shard {
+		return nil, &FormatError{key, fmt.Errorf("manifest is that of %s: somebody put it in the wrong place", Key(state.Shard))}
+	}
 	return &Snapshot{state, version}, nil
 }
 

@@ -76,6 +76,26 @@ func TestAnObjectThatIsTooLargeIsNotRead(t *testing.T) {
 	}
 }
 
+func TestAManifestOfAnotherShardIsNotRead(t *testing.T) {
+	store := storage.Over(storage.NewMemory(), storage.RequestTimeout)
+	body, err := New(uuid.New(), 0).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for shard := range uint32(2) {
+		if _, err := store.PutIfAbsent(t.Context(), Key(shard), storage.Body{body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := Read(t.Context(), store, 0); err != nil {
+		t.Error(err)
+	}
+	var wrong *FormatError
+	if _, err := Read(t.Context(), store, 1); !errors.As(err, &wrong) || !strings.Contains(err.Error(), "is that of "+Key(0)) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestAStreamIsNamedByTheRule(t *testing.T) {
 	for _, bad := range []string{"", "a b", "\x1b[2J", ".hidden", "é", strings.Repeat("x", 101)} {
 		message := &manifestpb.Stream{Name: bad, Encoding: manifestpb.Encoding(segment.OTLP)}
