@@ -1028,6 +1028,48 @@ CATCHERS = {
             "never: every row of the new shard is there",
         )
     ],
+    "tombstone-has-begun": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_consumer_that_begins_again_gets_what_came_after_its_first_cursor",
+            r"left: \(3",
+        )
+    ],
+    "cursor-of-another-buffer": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_cursor_of_another_buffer_trims_nothing",
+            r"left: \(8",
+        )
+    ],
+    "log-of-another-buffer": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_manifest_of_another_buffer_deletes_nothing",
+            r"unwrap_err",
+        )
+    ],
+    "misplaced-object-read": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_manifest_of_another_shard_deletes_nothing",
+            r"unwrap_err",
+        )
+    ],
+    "cursors-read-each-attempt": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_busy_shard_with_many_cursors_is_trimmed",
+            r"Contended",
+        )
+    ],
+    "denied-cursor-stops-all": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_denied_cursor_stops_no_retention",
+            r"Denied|denied",
+        )
+    ],
     "missing-cursor-needs-nothing": [
         growing(
             "garbage_collection_keeps_a_new_shard_for_a_consumer_without_a_cursor_in_it",

@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::{Buffer, Cursor, Manifest, Page, PageReference, layout};
 use millpond_runtime::{Environment, SystemEnvironment};
-use millpond_storage::Store;
+use millpond_storage::{ErrorKind, Store};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -23,6 +23,7 @@ use thiserror::Error;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 use ulid::Ulid;
+use uuid::Uuid;
 
 /// The settings of a garbage collector.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +54,9 @@ pub enum CollectError {
         /// The defect.
         wrong: millpond_manifest::log::WrongPage,
     },
+    /// The manifest is that of another buffer: somebody put it in the wrong place.
+    #[error("{0} is of another buffer: nothing of this shard is deleted until the right one is back")]
+    OtherBuffer(String),
     /// Other writers kept changing the manifest, or the outcome of a swap is unknown.
     #[error("the manifest of shard {0:04} could not be changed; another round will try again")]
     Contended(u32),
@@ -142,7 +146,9 @@ pub struct GarbageCollector {
     environment: Arc<dyn Environment>,
     metrics: Metrics,
     /// The segments of each referenced page. Pages are immutable, so the collector reads each once.
-    pages: HashMap<Ulid, Vec<Ulid>>,
+    pages: HashMap<(u32, Ulid), Vec<Ulid>>,
+    /// The buffer of the round.
+    buffer_id: Uuid,
 }
 
 /// The maximum number of parallel deletions.
@@ -161,7 +167,7 @@ struct Trim {
 }
 
 /// The part of a shard's log that its consumers still need.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Needs {
     /// The end of the log as it was read before the consumers were listed. A consumer that appeared meanwhile may need everything from
     /// there on.
@@ -200,6 +206,16 @@ fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim
             .max(too_old)
             .clamp(log.first_sequence, log.next_sequence),
         needed,
+    }
+}
+
+/// Returns the reason why a single cursor cannot be read, or an error that concerns the store as a whole. A store may deny one object for
+/// good: a lifecycle rule has archived it, or its key for encryption is gone.
+fn unreadable(error: ReadError) -> Result<String, CollectError> {
+    match error {
+        ReadError::Format { .. } => Ok(error.to_string()),
+        ReadError::Store(denied) if denied.kind() == ErrorKind::Denied => Ok(denied.to_string()),
+        ReadError::Store(error) => Err(error.into()),
     }
 }
 
@@ -245,6 +261,7 @@ impl GarbageCollector {
             environment: Arc::new(SystemEnvironment),
             metrics,
             pages: HashMap::new(),
+            buffer_id: Uuid::nil(),
         }
     }
 
@@ -309,6 +326,7 @@ impl GarbageCollector {
         let Some(buffer) = cas::read::<Buffer>(&self.store, layout::BUFFER).await? else {
             return Ok(all);
         };
+        self.buffer_id = buffer.state.id;
         let mut failed = None;
         progress.moved(|step| step.shards = buffer.state.shards);
         for shard in 0..buffer.state.shards {
@@ -330,7 +348,10 @@ impl GarbageCollector {
             .set(i64::try_from(unreadable).unwrap_or(i64::MAX));
         // With one shard there is nothing to divide, and no list.
         if buffer.state.shards > 1 {
-            all.member_lists = self.collect_members(dry).await?;
+            match self.collect_members(dry).await {
+                Ok(lists) => all.member_lists = lists,
+                Err(error) => failed = Some(error),
+            }
         }
         let Some(error) = failed else { return Ok(all) };
         // The error has no room for them.
@@ -412,16 +433,24 @@ impl GarbageCollector {
         unusable: &mut Vec<String>,
     ) -> Result<Option<(Manifest, Collected)>, CollectError> {
         let key = layout::manifest(shard);
+        // A busy log grows faster than all cursors can be read, so they are read once: `listed_at` bounds every attempt.
+        let mut listed: Option<Needs> = None;
         for _ in 0..SWAPS_MAX {
-            // Each attempt finds them again.
             unusable.clear();
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
                 return Ok(None);
             };
-            let mut needs = Needs {
-                listed_at: found.state.next_sequence,
-                ..self.needs(shard).await?
+            if found.state.buffer_id != self.buffer_id {
+                return Err(CollectError::OtherBuffer(key));
+            }
+            let mut needs = match &listed {
+                Some(needs) => needs.clone(),
+                None => Needs {
+                    listed_at: found.state.next_sequence,
+                    ..self.needs(shard).await?
+                },
             };
+            listed.get_or_insert_with(|| needs.clone());
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
                 Recognized::Yes(log, unknown) => {
                     needs.unreadable.extend(unknown);
@@ -476,10 +505,7 @@ impl GarbageCollector {
         let mut needs = Needs::default();
         let listed = self.store.list(&layout::consumers(shard)).await?;
         let cursors: BTreeSet<String> = listed.into_iter().map(|found| found.key).collect();
-        // Listed second: a consumer makes its cursor in the first shard before any other, and loses it after the others.
-        if shard > 0 && self.missing(shard, &cursors, &mut needs).await? {
-            needs.from = Some(0);
-        }
+        let mut here = BTreeSet::new();
         for key in &cursors {
             if !key.ends_with("/cursor") {
                 continue;
@@ -487,14 +513,26 @@ impl GarbageCollector {
             match cas::read::<Cursor>(&self.store, key).await {
                 // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
+                    here.insert(key.clone());
+                    if cursor.state.buffer_id != self.buffer_id {
+                        needs.unreadable.push(format!("{key}: it is of another buffer"));
+                        continue;
+                    }
                     needs.read.push(HasRead::of(key, &cursor.state));
                     let from = cursor.state.needs();
                     needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
                 }
                 Ok(_) => {}
-                Err(damaged @ ReadError::Format { .. }) => needs.unreadable.push(damaged.to_string()),
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    here.insert(key.clone());
+                    needs.unreadable.push(unreadable(error)?);
+                }
             }
+        }
+        // Listed second: a consumer makes its cursor in the first shard before any other, and loses it after the others. A tombstone
+        // here may be of an earlier life of a consumer that has begun again there.
+        if shard > 0 && self.missing(shard, &here, &mut needs).await? {
+            needs.from = Some(0);
         }
         Ok(needs)
     }
@@ -516,8 +554,7 @@ impl GarbageCollector {
             match cas::read::<Cursor>(&self.store, &found.key).await {
                 Ok(Some(register)) if !register.state.is_removed() => return Ok(true),
                 Ok(_) => {}
-                Err(damaged @ ReadError::Format { .. }) => needs.unreadable.push(damaged.to_string()),
-                Err(error) => return Err(error.into()),
+                Err(error) => needs.unreadable.push(unreadable(error)?),
             }
         }
         Ok(false)
@@ -557,7 +594,8 @@ impl GarbageCollector {
     /// The segments that the log refers to.
     async fn live(&mut self, log: &Manifest) -> Result<HashSet<Ulid>, CollectError> {
         let referred: HashSet<Ulid> = log.pages.iter().map(|page| page.page).collect();
-        self.pages.retain(|page, _| referred.contains(page));
+        self.pages
+            .retain(|(shard, page), _| *shard != log.shard || referred.contains(page));
         let mut live: HashSet<Ulid> = log.tail.iter().map(|entry| entry.segment).collect();
         for reference in &log.pages {
             let gone = log.first_sequence.saturating_sub(reference.first);
@@ -573,7 +611,7 @@ impl GarbageCollector {
         log: &Manifest,
         reference: &PageReference,
     ) -> Result<&[Ulid], CollectError> {
-        let known = match self.pages.entry(reference.page) {
+        let known = match self.pages.entry((log.shard, reference.page)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => {
                 let key = layout::page(log.shard, reference.first, reference.page);

@@ -26,6 +26,7 @@ impl GarbageCollector {
             let cursor = match cas::read::<Cursor>(&self.store, &layout::cursor(shard, &consumer)).await {
                 // Its consumer may need them.
                 Ok(None) | Err(ReadError::Format { .. }) => continue,
+                Ok(Some(cursor)) if cursor.state.buffer_id != self.buffer_id => continue,
                 Ok(Some(cursor)) => cursor.state,
                 Err(error) => return Err(error.into()),
             };

@@ -27,13 +27,13 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// A clock that the test sets, and distinct random numbers.
 #[derive(Debug)]
-struct Clock {
+pub(crate) struct Clock {
     now_ms: AtomicU64,
     drawn: AtomicU64,
 }
 
 impl Clock {
-    fn at(now_ms: u64) -> Arc<Clock> {
+    pub(crate) fn at(now_ms: u64) -> Arc<Clock> {
         Arc::new(Clock {
             now_ms: AtomicU64::new(now_ms),
             drawn: AtomicU64::new(1),
@@ -59,7 +59,11 @@ impl Environment for Clock {
     }
 }
 
-fn gc_of(store: &Store, clock: &Arc<Clock>, max_age: Option<Duration>) -> (GarbageCollector, Registry) {
+pub(crate) fn gc_of(
+    store: &Store,
+    clock: &Arc<Clock>,
+    max_age: Option<Duration>,
+) -> (GarbageCollector, Registry) {
     let config = GcConfig {
         interval: Duration::from_secs(1),
         grace: GRACE,
@@ -70,7 +74,7 @@ fn gc_of(store: &Store, clock: &Arc<Clock>, max_age: Option<Duration>) -> (Garba
     (gc, registry)
 }
 
-fn gc(store: &Store, clock: &Arc<Clock>) -> GarbageCollector {
+pub(crate) fn gc(store: &Store, clock: &Arc<Clock>) -> GarbageCollector {
     gc_of(store, clock, None).0
 }
 
@@ -85,9 +89,8 @@ fn counter(registry: &Registry, name: &str) -> u64 {
         .unwrap()
 }
 
-/// Sets a consumer's position, as if it had acknowledged everything before.
-async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
-    let policy = BatchingPolicy {
+pub(crate) fn policy() -> BatchingPolicy {
+    BatchingPolicy {
         batch_records: 10,
         batch_bytes: 10,
         chunk_rows: 10,
@@ -96,13 +99,17 @@ async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
         max_in_flight: 1,
         sink: "table".into(),
         schema_version: 1,
-    };
+    }
+}
+
+/// Sets a consumer's position, as if it had acknowledged everything before.
+async fn acknowledge(log: &Log, consumer: &str, stream: &str, next: u64) {
     let key = layout::cursor(0, consumer);
     let found = cas::read::<Cursor>(&log.store, &key).await.unwrap();
     let version = found.as_ref().map(|found| found.version.clone());
     let buffer = log.manifest().await.state.buffer_id;
     let mut cursor = found.map_or_else(
-        || Cursor::new(buffer, 0, consumer, 0, policy),
+        || Cursor::new(buffer, 0, consumer, 0, policy()),
         |found| found.state,
     );
     cursor.acknowledge(stream, next).unwrap();
@@ -155,7 +162,7 @@ async fn put(store: &Store, key: &str) {
 }
 
 /// Creates eight segments: two pages of three, and two in the tail.
-async fn eight() -> Log {
+pub(crate) async fn eight() -> Log {
     let mut log = Log::new(Store::memory()).await;
     log.now_ms = 1_000;
     log.commit(&[1; 8]).await;

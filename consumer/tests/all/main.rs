@@ -7,6 +7,7 @@ mod dead_letters;
 mod division;
 mod earlier;
 mod gc;
+mod gc_needs;
 mod growth;
 mod identity;
 mod in_flight;
