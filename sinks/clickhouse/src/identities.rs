@@ -76,7 +76,9 @@ impl ClickHouse {
     /// # Errors
     /// `Refused` if the batch is damaged.
     pub fn numbering(&self, batch: &Batch) -> Result<Vec<NumberedRecord>, SinkError> {
-        self.with_workspace(|workspace| chunks::numbering(batch, self.event(&batch.id.stream), workspace))
+        self.with_workspace(batch, |workspace| {
+            chunks::numbering(batch, self.event(&batch.id.stream), workspace)
+        })
     }
 
     /// Reports whether the tables of a stream have rows of the source from before rows had identities.

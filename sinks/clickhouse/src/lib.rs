@@ -30,6 +30,7 @@ pub mod tables;
 mod text;
 pub mod transform;
 mod unfit;
+mod workspaces;
 
 pub use config::{Columns, Compression, Config, Engine, Indexes, PartitionBy, SkipIndexes};
 pub use events::{EventTable, Origin, Proposal, Unit, propose};

@@ -12,6 +12,7 @@ use crate::recovery;
 use crate::schema::judge::InDoubt;
 use crate::schema::{self, Table};
 use crate::sorting::Sorting;
+use crate::workspaces::Workspaces;
 use async_trait::async_trait;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Cut, Opened, PartKeys, Presence, Programs, Record, RowId, Settled,
@@ -27,7 +28,7 @@ use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tracing::{error, info, warn};
 
@@ -44,7 +45,7 @@ pub struct ClickHouse {
     plans: Vec<Arc<Plan>>,
     sorting: Arc<Sorting>,
     warned: OnceLock<()>,
-    workspaces: Mutex<Vec<Workspace>>,
+    workspaces: Workspaces,
     spare: Spare,
     filtered: Family<StreamLabel, Counter>,
 }
@@ -101,7 +102,7 @@ impl ClickHouse {
             addresses,
             config,
             warned: OnceLock::new(),
-            workspaces: Mutex::default(),
+            workspaces: Workspaces::default(),
             spare: Spare::default(),
             filtered: Family::default(),
         })
@@ -155,25 +156,18 @@ impl ClickHouse {
 
     pub(crate) fn with_workspace<T>(
         &self,
+        batch: &Batch,
         work: impl FnOnce(&mut Workspace) -> Result<T, SinkError>,
     ) -> Result<T, SinkError> {
-        let kept = self
-            .workspaces
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop();
         let made = || {
             let workspace = Workspace::new()?.sorting(Arc::clone(&self.sorting));
             let workspace = workspace.sharing(self.spare.clone());
             workspace.compressing(self.config.compression)
         };
-        let mut workspace = kept
-            .map_or_else(made, Ok)
-            .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))?;
-        let outcome = work(&mut workspace);
-        let mut kept = self.workspaces.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.push(workspace);
-        outcome
+        let bytes = batch.parts.iter().map(|part| part.raw_len).sum();
+        self.workspaces
+            .lend(bytes, made, work)
+            .map_err(|error| SinkError::Transient(format!("no memory for a zstd decompressor: {error}")))?
     }
 }
 
@@ -303,15 +297,17 @@ impl Sink for ClickHouse {
             filtered,
             opened,
         });
-        self.with_workspace(|workspace| chunks::cut(batch, policy, columns, event, now_ms, workspace, emit))
+        self.with_workspace(batch, |workspace| {
+            chunks::cut(batch, policy, columns, event, now_ms, workspace, emit)
+        })
     }
 
     fn keys(&self, batch: &Batch, paths: &[String]) -> Result<Vec<PartKeys>, SinkError> {
-        self.with_workspace(|workspace| chunks::keys(batch, paths, workspace))
+        self.with_workspace(batch, |workspace| chunks::keys(batch, paths, workspace))
     }
 
     fn open(&self, batch: &Batch, paths: &[String]) -> Result<(Vec<PartKeys>, Opened), SinkError> {
-        self.with_workspace(|workspace| chunks::open(batch, paths, workspace))
+        self.with_workspace(batch, |workspace| chunks::open(batch, paths, workspace))
     }
 
     fn some(&self, chunk: &Chunk, rows: &[u64]) -> Chunk {
@@ -331,7 +327,7 @@ impl Sink for ClickHouse {
     }
 
     fn records(&self, batch: &Batch, ids: &[RowId]) -> Result<Vec<Record>, SinkError> {
-        self.with_workspace(|workspace| chunks::records(batch, ids, workspace))
+        self.with_workspace(batch, |workspace| chunks::records(batch, ids, workspace))
     }
 
     async fn insert(&self, chunk: &Chunk, attempt: &Attempt) -> Result<(), SinkError> {
