@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::Flags;
 use crate::clickhouse;
 use crate::latency::LINGERS;
+use crate::shape::{PATIENCE, Shape};
 use crate::stack::{self, Peaks, Settings, Stack};
 use millpond_cost::{Activity, Rate, RequestLatency};
 use millpond_load::metrics::{Requests, Scrape};
@@ -19,13 +20,9 @@ const NUMBERS: [usize; 4] = [1, 4, 16, 48];
 /// Requests per second that each gateway receives under a light load, of [`LIGHT_RECORDS`] records.
 const LIGHT_REQUESTS: u64 = 10;
 const LIGHT_RECORDS: u64 = 10;
-/// Clients under a full load, of all gateways together. Each sends its next request after the answer to the last one.
-const FULL_CONCURRENCY: usize = 256;
-const FULL_RECORDS: u64 = 1_000;
 
 /// Excluded from the measurement: registrations, and the first segments, connections and inserts.
 const WARM_UP: Duration = Duration::from_secs(5);
-const LOAD_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How much the gateways receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -107,13 +104,14 @@ async fn run(
     load: Load,
 ) -> anyhow::Result<Gateways> {
     let gateways = stack.gateways.len();
-    let first = stack.load(bodies, &flags(warm_up, gateways, load))?;
-    let first = stack::sent(first, LOAD_PATIENCE).await?;
+    let shape = load.shape(gateways);
+    let first = stack.load(bodies, &shape.flags(warm_up))?;
+    let first = stack::sent(first, PATIENCE).await?;
     stack.delivered(first.records_acknowledged).await?;
 
     let before = scrape(stack).await?;
-    let second = stack.load(bodies, &flags(measured, gateways, load))?;
-    let sent = stack::sent(second, LOAD_PATIENCE).await?;
+    let second = stack.load(bodies, &shape.flags(measured))?;
+    let sent = stack::sent(second, PATIENCE).await?;
     let after = scrape(stack).await?;
     let records = first.records_acknowledged + sent.records_acknowledged;
     stack.delivered(records).await?;
@@ -157,25 +155,22 @@ async fn run(
     })
 }
 
-fn flags(duration: Duration, gateways: usize, load: Load) -> Vec<String> {
-    let (rate, records, concurrency) = match load {
-        // Every request of half a minute may wait.
-        Load::Light => {
-            let requests = LIGHT_REQUESTS * gateways as u64;
-            (requests * LIGHT_RECORDS, LIGHT_RECORDS, requests * 30)
+impl Load {
+    /// What the clients of all gateways together send.
+    fn shape(self, gateways: usize) -> Shape {
+        match self {
+            Load::Light => {
+                let requests = LIGHT_REQUESTS * gateways as u64;
+                Shape {
+                    rate: requests * LIGHT_RECORDS,
+                    records_per_request: LIGHT_RECORDS,
+                    // Every request of half a minute may wait.
+                    concurrency: requests * 30,
+                }
+            }
+            Load::Full => Shape::FULL,
         }
-        Load::Full => (0, FULL_RECORDS, FULL_CONCURRENCY as u64),
-    };
-    let flags = [
-        ("--duration", format!("{}s", duration.as_secs())),
-        ("--rate", rate.to_string()),
-        ("--records-per-request", records.to_string()),
-        ("--concurrency", concurrency.to_string()),
-    ];
-    flags
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value])
-        .collect()
+    }
 }
 
 /// The requests of all processes per second by the cost model, for a load of this many stored bytes per second.

@@ -11,16 +11,13 @@ use tokio::time::Instant;
 
 use crate::clickhouse;
 use crate::latency::LINGERS;
+use crate::shape::{PATIENCE, Shape};
 use crate::stack::{self, Peaks, Stack};
 use millpond_load::metrics::Scrape;
 
 const SHARES: [f64; 3] = [0.1, 0.5, 0.9];
-const RECORDS_PER_REQUEST: u64 = 1_000;
-/// Clients that measure the capacity. Each sends its next request after the answer to the last one.
-const FULL_CONCURRENCY: u64 = 256;
 /// Excluded from the measurement: registrations, and the first segments, connections and inserts.
 const WARM_UP: Duration = Duration::from_secs(3);
-const LOAD_PATIENCE: Duration = Duration::from_secs(120);
 
 /// How clients send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -91,8 +88,8 @@ pub(crate) async fn measure(bodies: Option<&Path>, measured: Duration) -> anyhow
 async fn capacity(bodies: Option<&Path>, measured: Duration) -> anyhow::Result<f64> {
     let stack = Stack::start(LINGERS[0].1).await?;
     let began = Instant::now();
-    let load = stack.load(bodies, &flags(measured, 0, FULL_CONCURRENCY))?;
-    let sent = stack::sent(load, LOAD_PATIENCE).await?;
+    let load = stack.load(bodies, &Shape::FULL.flags(measured))?;
+    let sent = stack::sent(load, PATIENCE).await?;
     stack.delivered(sent.records_acknowledged).await?;
     let seconds = began.elapsed().as_secs_f64();
     stack.stop().await?;
@@ -114,18 +111,26 @@ async fn run(
     )]
     let (rate, requests) = {
         let rate = share * capacity;
-        (rate as u64, (rate / RECORDS_PER_REQUEST as f64).ceil() as u64)
+        (
+            rate as u64,
+            (rate / Shape::FULL.records_per_request as f64).ceil() as u64,
+        )
     };
-    let flags = |duration| match clients {
+    let (rate, concurrency) = match clients {
         // Every request of ten seconds may wait.
-        Clients::Open => flags(duration, rate, 10 * requests),
+        Clients::Open => (rate, 10 * requests),
         // At this load a client gets about one answer per second.
-        Clients::Closed => flags(duration, 0, requests),
+        Clients::Closed => (0, requests),
     };
-    let first = stack::sent(stack.load(bodies, &flags(WARM_UP))?, LOAD_PATIENCE).await?;
+    let shape = Shape {
+        rate,
+        concurrency,
+        ..Shape::FULL
+    };
+    let first = stack::sent(stack.load(bodies, &shape.flags(WARM_UP))?, PATIENCE).await?;
     stack.delivered(first.records_acknowledged).await?;
     let before = scrape(&stack).await?;
-    let sent = stack::sent(stack.load(bodies, &flags(measured))?, LOAD_PATIENCE).await?;
+    let sent = stack::sent(stack.load(bodies, &shape.flags(measured))?, PATIENCE).await?;
     let records = first.records_acknowledged + sent.records_acknowledged;
     stack.delivered(records).await?;
     // The last rows are the slowest.
@@ -160,19 +165,6 @@ async fn run(
         memory,
         stages: STAGES.map(|(name, metric)| stage(name, metric)).into(),
     })
-}
-
-fn flags(duration: Duration, rate: u64, concurrency: u64) -> Vec<String> {
-    let flags = [
-        ("--duration", format!("{}s", duration.as_secs())),
-        ("--rate", rate.to_string()),
-        ("--records-per-request", RECORDS_PER_REQUEST.to_string()),
-        ("--concurrency", concurrency.to_string()),
-    ];
-    flags
-        .into_iter()
-        .flat_map(|(flag, value)| [flag.to_owned(), value])
-        .collect()
 }
 
 /// Reads the metrics of the gateway and the consumer.

@@ -11,6 +11,7 @@ mod latency;
 mod levels;
 mod memory;
 mod report;
+mod shape;
 mod stack;
 mod telemetry;
 

@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use crate::clickhouse;
+use crate::shape::PATIENCE;
 use crate::stack::{self, Settings, Stack};
 
 pub(crate) const GATEWAY_LIMIT: u64 = 128 << 20;
@@ -24,7 +25,6 @@ const SETTINGS: Settings = Settings {
 const LOAD_FLAGS: [&str; 4] = ["--records-per-request", "1000", "--concurrency", "512"];
 /// The load goes on for this long beside the whole stall.
 const LOAD_BEYOND: Duration = Duration::from_secs(2);
-const LOAD_PATIENCE: Duration = Duration::from_secs(120);
 
 /// ClickHouse stands still for this long, once some records have arrived.
 pub(crate) const STALL: Duration = Duration::from_secs(15);
@@ -53,7 +53,7 @@ pub(crate) async fn measure(bodies: Option<&Path>, stall: Duration) -> anyhow::R
     stack.engine.signal(Signal::SIGCONT)?;
     let stall_seconds = stalled.elapsed().as_secs_f64();
 
-    let sent = stack::sent(load, LOAD_PATIENCE).await?;
+    let sent = stack::sent(load, PATIENCE).await?;
     stack.delivered(sent.records_acknowledged).await?;
     let gateway = stack.gateways.first().context("a stack without a gateway")?;
     let memory = Memory {
