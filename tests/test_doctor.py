@@ -69,3 +69,20 @@ def test_faults_are_named(site):
     [what] = _findings(site, "--read-only", code=1)["error"]
     assert "sequence 0" in what
     assert missing.name in what
+
+
+def test_a_consumer_that_is_removed_from_one_shard_alone_is_named(site):
+    gateway = site.gateway("--shards", 2, "--shard", 1, "--linger", "20ms")
+    load = site.load(gateway, "--concurrency", 1, records=1_000)
+    load.run()
+    consumer = site.consumer("--gc-interval", "0s")
+    wait_for_all(load.acknowledged(), site.clickhouse, site.database, consumer)
+    assert consumer.terminate() == 0
+    alone = "consumer e2e is removed from this shard alone"
+    assert not any(alone in what for what in _findings(site)["warning"])
+
+    site.millpond("consumer", "remove", "e2e", "--shard", 1)
+    assert any(f"shard 0001: {alone}" in what for what in _findings(site)["warning"])
+
+    site.millpond("consumer", "remove", "e2e")
+    assert not any(alone in what for what in _findings(site)["warning"])

@@ -157,6 +157,17 @@ const DELETES_AT_A_TIME: usize = 16;
 /// The maximum number of swaps in a round.
 const SWAPS_MAX: u32 = 10;
 
+/// The time for which cursors count that were read before a lost swap, beside the time that reading them took. A busy log changes faster
+/// than all cursors can be read.
+const NEEDS_KEPT: Duration = Duration::from_secs(10);
+
+/// What the consumers of a shard needed when their cursors were read.
+struct Kept {
+    needs: Needs,
+    /// The uptime at which they must be read again.
+    until: Duration,
+}
+
 /// The decision how far to trim the log of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Trim {
@@ -209,7 +220,7 @@ fn trim(log: &Manifest, needs: &Needs, committed_before_ms: Option<u64>) -> Trim
     }
 }
 
-/// Returns the reason why a single cursor cannot be read, or an error that concerns the store as a whole. A store may deny one object for
+/// Returns the reason why a single object cannot be read, or an error that concerns the store as a whole. A store may deny one object for
 /// good: a lifecycle rule has archived it, or its key for encryption is gone.
 fn unreadable(error: ReadError) -> Result<String, CollectError> {
     match error {
@@ -433,24 +444,33 @@ impl GarbageCollector {
         unusable: &mut Vec<String>,
     ) -> Result<Option<(Manifest, Collected)>, CollectError> {
         let key = layout::manifest(shard);
-        // A busy log grows faster than all cursors can be read, so they are read once: `listed_at` bounds every attempt.
-        let mut listed: Option<Needs> = None;
+        let mut kept: Option<Kept> = None;
         for _ in 0..SWAPS_MAX {
             unusable.clear();
+            let now = self.environment.uptime();
+            kept = kept.filter(|kept| now < kept.until);
+            let is_kept = kept.is_some();
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
                 return Ok(None);
             };
             if found.state.buffer_id != self.buffer_id {
                 return Err(CollectError::OtherBuffer(key));
             }
-            let mut needs = match &listed {
-                Some(needs) => needs.clone(),
-                None => Needs {
-                    listed_at: found.state.next_sequence,
-                    ..self.needs(shard).await?
-                },
+            let mut needs = match &kept {
+                Some(kept) => kept.needs.clone(),
+                None => {
+                    let needs = Needs {
+                        listed_at: found.state.next_sequence,
+                        ..self.needs(shard).await?
+                    };
+                    let took = self.environment.uptime().saturating_sub(now);
+                    kept = Some(Kept {
+                        needs: needs.clone(),
+                        until: now + took + NEEDS_KEPT,
+                    });
+                    needs
+                }
             };
-            listed.get_or_insert_with(|| needs.clone());
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
                 Recognized::Yes(log, unknown) => {
                     needs.unreadable.extend(unknown);
@@ -478,7 +498,12 @@ impl GarbageCollector {
             }
             let next = next.stamped(self.environment.random());
             // Read again after an unknown outcome, as after a mismatch: trimming twice is harmless.
-            if let Swap::Committed(snapshot) = cas::swap(&self.store, &key, Some(&version), next).await {
+            let swapped = cas::swap(&self.store, &key, Some(&version), next).await;
+            if matches!(swapped, Swap::Unknown(_)) {
+                // The store has trouble, and other attempts may take long.
+                kept = None;
+            }
+            if let Swap::Committed(snapshot) = swapped {
                 self.metrics.trimmed_sequences.inc_by(done.trimmed_sequences);
                 self.metrics.unread_sequences.inc_by(done.unread_sequences);
                 let read = needs.from.is_some() || !needs.unreadable.is_empty();
@@ -490,7 +515,19 @@ impl GarbageCollector {
                         trim.to
                     );
                 }
-                return Ok(Some((snapshot.state, done)));
+                if !is_kept {
+                    return Ok(Some((snapshot.state, done)));
+                }
+                // Somebody may have restored this log after the cursors were read.
+                let now = self.needs(shard).await?;
+                return match self.recognize(snapshot, &now).await? {
+                    Recognized::Yes(log, _) => Ok(Some((log.state, done))),
+                    Recognized::No(why) => {
+                        *unusable = why;
+                        Ok(None)
+                    }
+                    Recognized::Absent => Ok(None),
+                };
             }
         }
         Err(CollectError::Contended(shard))
@@ -511,13 +548,13 @@ impl GarbageCollector {
                 continue;
             }
             match cas::read::<Cursor>(&self.store, key).await {
+                Ok(Some(cursor)) if cursor.state.buffer_id != self.buffer_id => {
+                    here.insert(key.clone());
+                    needs.unreadable.push(format!("{key}: it is of another buffer"));
+                }
                 // A removed consumer needs nothing.
                 Ok(Some(cursor)) if !cursor.state.is_removed() => {
                     here.insert(key.clone());
-                    if cursor.state.buffer_id != self.buffer_id {
-                        needs.unreadable.push(format!("{key}: it is of another buffer"));
-                        continue;
-                    }
                     needs.read.push(HasRead::of(key, &cursor.state));
                     let from = cursor.state.needs();
                     needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
@@ -552,7 +589,11 @@ impl GarbageCollector {
                 continue;
             }
             match cas::read::<Cursor>(&self.store, &found.key).await {
-                Ok(Some(register)) if !register.state.is_removed() => return Ok(true),
+                Ok(Some(register))
+                    if register.state.buffer_id != self.buffer_id || !register.state.is_removed() =>
+                {
+                    return Ok(true);
+                }
                 Ok(_) => {}
                 Err(error) => needs.unreadable.push(unreadable(error)?),
             }

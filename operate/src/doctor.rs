@@ -284,6 +284,25 @@ async fn look_at_shard(
         return Ok(());
     };
     look_at_claims(&cursors, SystemEnvironment.now_ms(), report);
+    if shard > 0 {
+        let registers = with_tombstones(store, 0).await.unwrap_or_default();
+        for register in registers
+            .iter()
+            .flatten()
+            .filter(|register| !register.is_removed())
+        {
+            let name = &register.consumer;
+            if cursors
+                .iter()
+                .any(|cursor| cursor.consumer == *name && cursor.is_removed())
+            {
+                report.warning(
+                    format!("shard {shard:04}: consumer {name} is removed from this shard alone, so the buffer keeps all of its log for it"),
+                    "start the consumer again, or remove it from every shard",
+                );
+            }
+        }
+    }
     cursors.retain(|cursor| !cursor.is_removed());
     if cursors.is_empty() && log.next_sequence > 0 {
         report.warning(

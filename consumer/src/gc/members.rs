@@ -1,7 +1,7 @@
 //! The lists of the processes of consumers that are removed. No promise depends on a list: a process whose list is deleted writes it anew.
 
-use super::{CollectError, GarbageCollector};
-use millpond_manifest::cas::{self, ReadError};
+use super::{CollectError, GarbageCollector, unreadable};
+use millpond_manifest::cas;
 use millpond_manifest::{Cursor, layout};
 
 impl GarbageCollector {
@@ -14,9 +14,12 @@ impl GarbageCollector {
                 continue;
             };
             let register = match cas::read::<Cursor>(&self.store, &layout::cursor(0, consumer)).await {
+                Ok(register) => register,
                 // Its consumer may live.
-                Err(ReadError::Format { .. }) => continue,
-                register => register?,
+                Err(error) => {
+                    unreadable(error)?;
+                    continue;
+                }
             };
             let lives = register.is_some_and(|register| !register.state.is_removed());
             if lives {

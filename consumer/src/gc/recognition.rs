@@ -70,6 +70,9 @@ impl GarbageCollector {
         let Some(now) = cas::read::<Manifest>(&self.store, &layout::manifest(log.state.shard)).await? else {
             return Ok(Recognized::Absent);
         };
+        if now.state.buffer_id != self.buffer_id {
+            return Err(CollectError::OtherBuffer(layout::manifest(log.state.shard)));
+        }
         if now.state.stamp == log.state.stamp {
             return Ok(before.of(now));
         }

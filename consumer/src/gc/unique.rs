@@ -1,7 +1,7 @@
 //! Snapshots of deduplications that no cursor names any more. `design/deduplication.md` says why nobody can name them later.
 
-use super::{CollectError, GarbageCollector};
-use millpond_manifest::cas::{self, ReadError};
+use super::{CollectError, GarbageCollector, unreadable};
+use millpond_manifest::cas;
 use millpond_manifest::{Cursor, UniqueReference, UniqueSnapshot, layout};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,11 +24,13 @@ impl GarbageCollector {
         let mut deleted = 0;
         for (consumer, streams) in consumers {
             let cursor = match cas::read::<Cursor>(&self.store, &layout::cursor(shard, &consumer)).await {
+                Ok(Some(cursor)) if cursor.state.buffer_id == self.buffer_id => cursor.state,
                 // Its consumer may need them.
-                Ok(None) | Err(ReadError::Format { .. }) => continue,
-                Ok(Some(cursor)) if cursor.state.buffer_id != self.buffer_id => continue,
-                Ok(Some(cursor)) => cursor.state,
-                Err(error) => return Err(error.into()),
+                Ok(_) => continue,
+                Err(error) => {
+                    unreadable(error)?;
+                    continue;
+                }
             };
             for (stream, snapshots) in streams {
                 for key in self.forgotten(&cursor, &stream, snapshots).await? {
@@ -58,10 +60,13 @@ impl GarbageCollector {
         };
         let key = layout::unique(cursor.shard, &cursor.consumer, stream, named.next, named.id);
         let snapshot = match cas::read::<UniqueSnapshot>(&self.store, &key).await {
-            // Another round may have read a newer cursor.
-            Ok(None) | Err(ReadError::Format { .. }) => return Ok(Vec::new()),
             Ok(Some(snapshot)) => snapshot.state,
-            Err(error) => return Err(error.into()),
+            // Another round may have read a newer cursor.
+            Ok(None) => return Ok(Vec::new()),
+            Err(error) => {
+                unreadable(error)?;
+                return Ok(Vec::new());
+            }
         };
         let mut kept: BTreeSet<UniqueReference> =
             snapshot.earlier.iter().map(|earlier| earlier.reference).collect();

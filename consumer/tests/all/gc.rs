@@ -10,7 +10,7 @@ use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
 };
 use millpond_producer::{Append, Config as ProducerConfig, Producer};
-use millpond_runtime::{Environment, SystemEnvironment};
+use millpond_runtime::Environment;
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
 use millpond_storage::{Cas, Store};
@@ -40,14 +40,14 @@ impl Clock {
         })
     }
 
-    fn set(&self, now_ms: u64) {
+    pub(crate) fn set(&self, now_ms: u64) {
         self.now_ms.store(now_ms, Relaxed);
     }
 }
 
 impl Environment for Clock {
     fn uptime(&self) -> Duration {
-        SystemEnvironment.uptime()
+        Duration::from_millis(self.now_ms.load(Relaxed))
     }
 
     fn now_us(&self) -> i64 {

@@ -193,6 +193,55 @@ async fn a_busy_shard_with_many_cursors_is_trimmed() {
     }
 }
 
+/// A collector reads a cursor, and its swap is lost because somebody restores an older manifest. Meanwhile the consumer has read more than
+/// that has, and may need what the right manifest refers to.
+#[tokio::test]
+async fn a_manifest_that_is_restored_between_two_swaps_deletes_nothing() {
+    let mut log = Log::new(Store::memory()).await;
+    log.now_ms = 1_000;
+    log.commit(&[1; 5]).await;
+    let older = log.manifest().await.state;
+    log.commit(&[1; 3]).await;
+    put_cursor(&log.store, cursor_at(0, "default", 3)).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let mut held = network.hold(On::Update, "manifest");
+    let mut collector = gc(&store, &Clock::at(100_000));
+    let round = tokio::spawn(async move { collector.round(false).await });
+    held.arrived().await;
+    put_cursor(&log.store, cursor_at(0, "default", 7)).await;
+    let right = log.manifest().await;
+    let restored = cas::swap(
+        &log.store,
+        &layout::manifest(0),
+        Some(&right.version),
+        older.stamped(77),
+    )
+    .await;
+    assert!(matches!(restored, Swap::Committed(_)), "{restored:?}");
+    held.release();
+    let done = round.await.unwrap().unwrap();
+    assert_eq!((done.segments, done.unreadable_cursors.len()), (0, 1));
+    assert_eq!(log.store.list(&layout::segments(0)).await.unwrap().len(), 8);
+}
+
+/// A collector stands still before a swap that is lost. It does not trim by what it read before.
+#[tokio::test]
+async fn cursors_that_were_read_long_ago_are_read_again() {
+    let log = eight().await;
+    put_cursor(&log.store, cursor_at(0, "default", 8)).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let clock = Clock::at(100_000);
+    let mut held = network.hold(On::Update, "manifest");
+    let mut collector = gc(&store, &clock);
+    let round = tokio::spawn(async move { collector.round(false).await });
+    held.arrived().await;
+    log.change(Clone::clone).await;
+    log.reset("default", 2).await;
+    clock.set(111_000);
+    held.release();
+    assert_eq!(round.await.unwrap().unwrap().trimmed_sequences, 2);
+}
+
 #[tokio::test]
 async fn a_page_is_read_once_with_several_shards_too() {
     let mut log = Log::new(Store::memory()).await;
