@@ -1179,6 +1179,9 @@ CATCHERS = {
     "forgotten-snapshots-count": [
         keys("forgotten_snapshots_make_room_for_others", r"assertion failed: state\.may_snapshot"),
     ],
+    "places-are-known": [
+        keys("chosen_keys_are_as_spread_as_others", r"assertion failed: chosen_run|\d+ \d+$"),
+    ],
     "restart-delays-snapshot": [
         unique("restarts_do_not_delay_a_snapshot", "never: the log is not needed any more"),
     ],

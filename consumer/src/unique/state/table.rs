@@ -1,5 +1,8 @@
 //! Times by key, at most 40 bytes for each: partitions with open addressing, which grow one at a time and by a quarter,
-//! so that neither a doubling nor a copy of everything costs memory. Keys are hashes, so their bits choose the places.
+//! so that neither a doubling nor a copy of everything costs memory. Keys are hashes, but senders choose what is hashed, so each table
+//! mixes them with numbers that nobody knows.
+
+use std::hash::{BuildHasher as _, RandomState};
 
 /// Partitions. While one grows, its old copy takes at most a thousandth of the memory.
 const PARTITIONS: usize = 1_024;
@@ -30,13 +33,34 @@ struct Partition {
 #[derive(Debug)]
 pub(crate) struct Table {
     partitions: Vec<Partition>,
+    secret: Secret,
     len: usize,
+}
+
+/// Random numbers that choose the places of keys. No decision depends on them.
+#[derive(Debug, Clone, Copy)]
+struct Secret([u64; 2]);
+
+impl Secret {
+    fn new() -> Secret {
+        let random = RandomState::new();
+        Secret([random.hash_one(0), random.hash_one(1)])
+    }
+
+    /// Mixes the words of a key. The low bits choose the partition, the high ones the slot.
+    fn mix(self, key: [u64; 2]) -> u64 {
+        let Secret([first, second]) = self;
+        let product = u128::from(key[0] ^ first) * u128::from(key[1] ^ second);
+        let [low, high] = words(product);
+        low ^ high
+    }
 }
 
 impl Default for Table {
     fn default() -> Self {
         Table {
             partitions: vec![Partition::default(); PARTITIONS],
+            secret: Secret::new(),
             len: 0,
         }
     }
@@ -53,30 +77,30 @@ pub(crate) struct Look {
     place: Option<usize>,
 }
 
-/// The two words of a key: the low one chooses the slot, the high one the partition.
+/// The two words of a key.
 fn words(key: u128) -> [u64; 2] {
     #[expect(clippy::cast_possible_truncation, reason = "these are the two halves")]
     [key as u64, (key >> 64) as u64]
 }
 
-fn partition(key: [u64; 2]) -> usize {
-    usize::try_from(key[1] % PARTITIONS as u64).expect("it is small")
+fn partition(mixed: u64) -> usize {
+    usize::try_from(mixed % PARTITIONS as u64).expect("it is small")
 }
 
 /// A number below `slots`, in proportion to the word.
-fn first_place(key: [u64; 2], slots: usize) -> usize {
-    let place = (u128::from(key[0]) * slots as u128) >> 64;
+fn first_place(mixed: u64, slots: usize) -> usize {
+    let place = (u128::from(mixed) * slots as u128) >> 64;
     usize::try_from(place).expect("it is below a number of slots")
 }
 
 impl Partition {
     /// The place of a key, or the empty one where it would be. `None` without slots.
-    fn place(&self, key: [u64; 2]) -> Option<usize> {
+    fn place(&self, key: [u64; 2], mixed: u64) -> Option<usize> {
         let slots = self.slots.len();
         if slots == 0 {
             return None;
         }
-        let mut place = first_place(key, slots);
+        let mut place = first_place(mixed, slots);
         // Two ninths of the slots are empty.
         while self.slots[place].at_us != i64::MIN && self.slots[place].key != key {
             place += 1;
@@ -88,13 +112,13 @@ impl Partition {
     }
 
     /// Adds a key that is not there, and whose place would be this one.
-    fn insert(&mut self, slot: Slot, place: Option<usize>) {
+    fn insert(&mut self, slot: Slot, place: Option<usize>, secret: Secret) {
         // Searches read few slots as long as no more are in use.
         let place = match place {
             Some(place) if (self.used + 1) * 9 <= self.slots.len() * 7 => place,
             _ => {
-                self.rebuild(self.slots.len() * 5 / 4, |_| true);
-                self.place(slot.key).expect("it has slots")
+                self.rebuild(self.slots.len() * 5 / 4, secret, |_| true);
+                self.place(slot.key, secret.mix(slot.key)).expect("it has slots")
             }
         };
         self.slots[place] = slot;
@@ -102,13 +126,13 @@ impl Partition {
     }
 
     /// Moves the slots that `keep` selects into new ones.
-    fn rebuild(&mut self, slots: usize, keep: impl Fn(i64) -> bool) {
+    fn rebuild(&mut self, slots: usize, secret: Secret, keep: impl Fn(i64) -> bool) {
         let old = std::mem::replace(&mut self.slots, vec![EMPTY; slots.max(SLOTS_MIN)]);
         self.used = 0;
         for slot in old {
             if slot.at_us != i64::MIN && keep(slot.at_us) {
-                let place = self.place(slot.key).expect("it has slots");
-                self.slots[place] = slot;
+                let place = self.place(slot.key, secret.mix(slot.key));
+                self.slots[place.expect("it has slots")] = slot;
                 self.used += 1;
             }
         }
@@ -132,12 +156,24 @@ impl Table {
         slots * size_of::<Slot>() + PARTITIONS * size_of::<Partition>()
     }
 
+    /// The longest run of used slots, and the most of a partition.
+    #[cfg(test)]
+    pub(crate) fn longest(&self) -> [usize; 2] {
+        let runs = self.partitions.iter().flat_map(|partition| {
+            let runs = partition.slots.split(|slot| slot.at_us == i64::MIN);
+            runs.map(<[Slot]>::len)
+        });
+        let used = self.partitions.iter().map(|partition| partition.used);
+        [runs.max().unwrap_or(0), used.max().unwrap_or(0)]
+    }
+
     /// Looks for a key.
     pub(crate) fn look(&self, key: u128) -> Look {
         let key = words(key);
-        let partition = partition(key);
+        let mixed = self.secret.mix(key);
+        let partition = partition(mixed);
         let slots = &self.partitions[partition];
-        let place = slots.place(key);
+        let place = slots.place(key, mixed);
         let at_us = place.map(|place| slots.slots[place].at_us);
         Look {
             key,
@@ -150,10 +186,10 @@ impl Table {
     /// Fetches the places of keys into the processor's caches, all at the same time, since the places of hashes are anywhere.
     pub(crate) fn fetch(&self, keys: impl Iterator<Item = u128>) {
         let firsts = keys.map(|key| {
-            let key = words(key);
-            let slots = &self.partitions[partition(key)].slots;
+            let mixed = self.secret.mix(words(key));
+            let slots = &self.partitions[partition(mixed)].slots;
             slots
-                .get(first_place(key, slots.len()))
+                .get(first_place(mixed, slots.len()))
                 .map_or(0, |slot| slot.at_us)
         });
         // Nobody needs the sum.
@@ -172,7 +208,7 @@ impl Table {
             (Some(known), Some(place)) if known < at_us => partition.slots[place] = slot,
             (Some(_), _) => {}
             (None, place) => {
-                partition.insert(slot, place);
+                partition.insert(slot, place, self.secret);
                 self.len += 1;
             }
         }
@@ -191,7 +227,7 @@ impl Table {
                 self.len -= partition.used - kept;
                 match kept {
                     0 => *partition = Partition::default(),
-                    _ => partition.rebuild(kept * 4 / 3 + 1, &keep),
+                    _ => partition.rebuild(kept * 4 / 3 + 1, self.secret, &keep),
                 }
             }
         }
