@@ -1179,6 +1179,13 @@ CATCHERS = {
     "forgotten-snapshots-count": [
         keys("forgotten_snapshots_make_room_for_others", r"assertion failed: state\.may_snapshot"),
     ],
+    "lost-keys-end-all-shards": [
+        Catcher(
+            "consumer/src/lib.rs",
+            "resting::tests::lost_keys_are_of_one_shard_and_a_full_table_is_of_all",
+            r"assertion failed: lost\.is_of_one_shard",
+        )
+    ],
     "places-are-known": [
         keys("chosen_keys_are_as_spread_as_others", r"assertion failed: chosen_run|\d+ \d+$"),
     ],

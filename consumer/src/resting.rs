@@ -94,7 +94,8 @@ impl ConsumeError {
             | ConsumeError::OtherLog { .. }
             | ConsumeError::Trimmed { .. }
             | ConsumeError::WrongPage { .. }
-            | ConsumeError::Refused { .. } => true,
+            | ConsumeError::Refused { .. }
+            | ConsumeError::UniqueLost { .. } => true,
             ConsumeError::Name(_)
             | ConsumeError::Setting(_)
             | ConsumeError::OtherBuffer { .. }
@@ -107,9 +108,31 @@ impl ConsumeError {
             | ConsumeError::CannotCompare { .. }
             | ConsumeError::Repair { .. }
             | ConsumeError::UniqueMemory { .. }
-            | ConsumeError::UniqueLost { .. }
             | ConsumeError::UniqueShards { .. }
             | ConsumeError::Forbidden(_) => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_keys_are_of_one_shard_and_a_full_table_is_of_all() {
+        let stream = "events.signup".to_owned();
+        let lost = ConsumeError::UniqueLost {
+            consumer: "default".into(),
+            stream: stream.clone(),
+            reason: "a snapshot is not in the store".into(),
+            next: 7,
+        };
+        assert!(lost.is_of_one_shard(1));
+        let full = ConsumeError::UniqueMemory {
+            stream,
+            keys: 3,
+            bytes: 120,
+        };
+        assert!(!full.is_of_one_shard(1));
     }
 }
