@@ -157,11 +157,8 @@ const DELETES_AT_A_TIME: usize = 16;
 /// The maximum number of swaps in a round.
 const SWAPS_MAX: u32 = 10;
 
-/// The time for which cursors count that were read before a lost swap, beside the time that reading them took. A busy log changes faster
-/// than all cursors can be read.
-const NEEDS_KEPT: Duration = Duration::from_secs(10);
-
-/// What the consumers of a shard needed when their cursors were read.
+/// What the consumers of a shard needed when their cursors were read. It counts after a lost swap for as long again as the reading took: a
+/// busy log changes faster than many cursors can be read.
 struct Kept {
     needs: Needs,
     /// The uptime at which they must be read again.
@@ -466,7 +463,7 @@ impl GarbageCollector {
                     let took = self.environment.uptime().saturating_sub(now);
                     kept = Some(Kept {
                         needs: needs.clone(),
-                        until: now + took + NEEDS_KEPT,
+                        until: now + took * 2,
                     });
                     needs
                 }

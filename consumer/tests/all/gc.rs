@@ -20,6 +20,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::time::Instant;
 use ulid::Ulid;
 use uuid::Uuid;
 
@@ -30,6 +31,7 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) struct Clock {
     now_ms: AtomicU64,
     drawn: AtomicU64,
+    began: Instant,
 }
 
 impl Clock {
@@ -37,6 +39,7 @@ impl Clock {
         Arc::new(Clock {
             now_ms: AtomicU64::new(now_ms),
             drawn: AtomicU64::new(1),
+            began: Instant::now(),
         })
     }
 
@@ -47,7 +50,7 @@ impl Clock {
 
 impl Environment for Clock {
     fn uptime(&self) -> Duration {
-        Duration::from_millis(self.now_ms.load(Relaxed))
+        Duration::from_millis(self.now_ms.load(Relaxed)) + self.began.elapsed()
     }
 
     fn now_us(&self) -> i64 {
