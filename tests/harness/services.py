@@ -8,11 +8,13 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from . import clickhouse
 from .process import PATIENCE, Process, eventually, free_port
+from .telemetry import scraped
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN_DIR = Path(os.environ.get("MILLPOND_BIN_DIR", REPOSITORY / "target" / "debug"))
@@ -23,6 +25,10 @@ CREDENTIALS = {
     "AWS_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+
+# A stall of a second ends a watch, and the consumer asks the same leader again after a minute.
+WATCH_PATIENCE = 60 + PATIENCE
+_STALLS = {"failed", "missed", "not_leading"}
 
 
 def program(name: str) -> Path:
@@ -289,6 +295,31 @@ class Consumer(Millpond):
     def fenced(self) -> float:
         """The number of times another owner has taken the cursor away from it."""
         return self.metric("millpond_consumer_fenced_total")
+
+    def until_it_watches(self) -> None:
+        watched = "millpond_consumer_watched_shards"
+        eventually(f"{self.name} to watch", lambda: self.metric(watched) == 1, WATCH_PATIENCE)
+
+    def while_it_watches(self) -> Iterator[int]:
+        """Turns of a measurement, the last of which no stall disturbed: it watched throughout."""
+        for turn in range(3):
+            self.until_it_watches()
+            before = self._fallbacks()
+            yield turn
+            reasons = (self._fallbacks() - before).keys()
+            assert reasons <= _STALLS, f"{self.name} fell back: {reasons}"
+            if not reasons:
+                return
+        raise AssertionError(f"{self.name} fell back in each turn")
+
+    def _fallbacks(self) -> Counter[str]:
+        """The number of times that it returned to polls, by reason."""
+        name = "millpond_consumer_watch_fallbacks_total"
+        found = {
+            labels: count for (key, labels), count in scraped(self.metrics()).items() if key == name
+        }
+        assert found, f"{self.name} has no metric {name}"
+        return Counter({dict(labels)["reason"]: count for labels, count in found.items()})
 
 
 class Load(Process):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from .process import Process
+from .process import Process, eventually
 from .services import (
     CREDENTIALS,
     Buffer,
@@ -69,6 +69,23 @@ class Site:
 
     def load(self, gateway: Gateway, *flags: object, records: int, name: str = "load") -> Load:
         return self.add(Load(self.directory, gateway.address, *flags, records=records, name=name))
+
+    def loads_until_forwarded(self, producer: Gateway, leader: Gateway) -> list[Load]:
+        """Loads on a producer until its leader has committed for it. After a stall, the producer
+        commits for itself for some seconds."""
+        for_others = "millpond_producer_commits_for_others_total"
+        before = leader.metric(for_others)
+        loads: list[Load] = []
+
+        def is_forwarded() -> bool:
+            name = f"{producer.name}-forwards-{len(loads)}"
+            loads.append(self.load(producer, records=1_000, name=name))
+            loads[-1].run()
+            return leader.metric(for_others) > before
+
+        eventually(f"{leader.name} to commit for {producer.name}", is_forwarded, interval=0.5)
+        assert [load.report()["unacknowledged"] for load in loads] == [0] * len(loads)
+        return loads
 
     def collector(
         self,
