@@ -515,7 +515,8 @@ def test_partitions_without_a_leader_do_not_hold_up_the_others(site, tmp_path):
     site.add(bridge).start()
     expected = Counter(range(1, 2 * half, 2))
     eventually("the other partitions", lambda: _numbers(site, topic) == expected, 4 * PATIENCE)
-    assert f"the offsets of {topic}/" in bridge.messages()
+    # Kafka's client gives up after two seconds.
+    eventually("the reason", lambda: f"the offsets of {topic}/" in bridge.messages())
     assert not bridge.ready()
     other.up()
     expected = Counter(range(2 * half))

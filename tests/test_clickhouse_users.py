@@ -130,7 +130,8 @@ def _all_is_written(place, consumer):
 
 def test_each_user_does_its_task(place):
     place.create_tables()
-    consumer = place.consumer_as("millpond", "--no-create").up()
+    # A lease that runs out during an INSERT is a warning.
+    consumer = place.consumer_as("millpond", "--no-create", "--lease", "60s").up()
     place.send_everything()
     _all_is_written(place, consumer)
     for line in consumer.messages().splitlines():

@@ -6,6 +6,9 @@ import signal
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.process import eventually
 
+# A lease that no stall of the machine outlasts.
+LONG = ("--lease", "60s")
+
 
 def _more_rows(site, load) -> None:
     """Waits until rows arrive, unless the load ends first."""
@@ -28,14 +31,15 @@ def _finish(site, load, *consumers) -> None:
 
 def test_a_takeover_fences_the_living_owner_which_stands_by(site):
     gateway = site.gateway()
-    first = site.consumer("--instance", "one", name="consumer-one")
+    first = site.consumer("--instance", "one", *LONG, name="consumer-one")
     load = site.load(gateway, "--rate", 2_000, records=12_000)
     load.start()
     _more_rows(site, load)
-    second = site.consumer("--instance", "two", "--take-over", name="consumer-two")
+    second = site.consumer("--instance", "two", "--take-over", *LONG, name="consumer-two")
+    eventually("the second to own the cursor", second.owns)
     eventually("the first to notice that it is fenced", lambda: first.fenced() == 1)
+    eventually("the first to give it up", lambda: not first.owns())
     assert "fenced: two owns the cursor" in first.messages()
-    assert not first.owns()
     assert second.owns()
     _more_rows(site, load)
 
@@ -52,7 +56,7 @@ def test_an_owner_that_slept_past_its_lease_is_fenced_when_it_wakes(site):
     load.start()
     _more_rows(site, load)
     first.send(signal.SIGSTOP)
-    second = site.consumer("--instance", "two", name="consumer-two")
+    second = site.consumer("--instance", "two", *LONG, name="consumer-two")
     eventually("the second to own the cursor", second.owns)
     first.send(signal.SIGCONT)
     eventually("the first to notice that it is fenced", lambda: first.fenced() == 1)
@@ -62,12 +66,14 @@ def test_an_owner_that_slept_past_its_lease_is_fenced_when_it_wakes(site):
 
 def test_a_second_consumer_of_the_same_name_stands_by_while_the_first_lives(site):
     gateway = site.gateway()
-    first = site.consumer("--instance", "one", name="consumer-one")
+    first = site.consumer("--instance", "one", *LONG, name="consumer-one")
+    eventually("the first to own the cursor", first.owns)
     second = site.consumer("--instance", "two", name="consumer-two")
     load = site.load(gateway, "--rate", 4_000, records=12_000)
     load.start()
     assert load.wait() == 0
     wait_for_all(load.acknowledged(), site.clickhouse, site.database, first, second)
+    eventually("the second to know its shards", second.knows_its_shards)
     assert first.owns()
     assert first.fenced() == 0
     assert not second.owns()

@@ -19,7 +19,9 @@ def _queued(consumer, stage: str) -> float:
 def test_the_owner_shows_what_it_has_before_it(own_site):
     site = own_site
     gateway = site.gateway("--linger", "20ms")
-    owner = site.consumer("--ack-interval", "50ms", name="consumer-owner")
+    # The lease outlasts every stall: the standby must not become the owner.
+    flags = ("--ack-interval", "50ms", "--lease", "60s")
+    owner = site.consumer(*flags, name="consumer-owner")
     eventually("the consumer to own its cursor", owner.owns)
     standby = site.consumer(name="consumer-standby")
     load = site.load(gateway, records=1_000)

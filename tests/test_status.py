@@ -36,7 +36,8 @@ def test_status_shows_the_log_and_the_backlog(site):
     assert "2,000" in text
     assert "no consumer has read this shard" in text
 
-    consumer = site.consumer("--gc-interval", "0s", "--ack-interval", "50ms")
+    flags = ("--gc-interval", "0s", "--ack-interval", "50ms", "--lease", "60s")
+    consumer = site.consumer(*flags)
     eventually("everything to be acknowledged", lambda: _behind(site) == [0])
     found = _consumer(site)
     assert (found["consumer"], found["state"], found["waiting_for"]) == ("e2e", "running", [])

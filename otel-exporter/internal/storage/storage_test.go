@@ -440,11 +440,11 @@ func TestAHeldLockIsWaitedForAsLongAsTheTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store := Over(backend, 50*time.Millisecond)
-	if _, err := store.PutIfAbsent(t.Context(), "a", Body{[]byte("1")}); err != nil {
+	patient, store := Over(backend, RequestTimeout), Over(backend, 50*time.Millisecond)
+	if _, err := patient.PutIfAbsent(t.Context(), "a", Body{[]byte("1")}); err != nil {
 		t.Fatal(err)
 	}
-	_, version, _, err := store.Get(t.Context(), "a")
+	_, version, _, err := patient.Get(t.Context(), "a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -462,7 +462,7 @@ func TestAHeldLockIsWaitedForAsLongAsTheTimeout(t *testing.T) {
 	}
 	lock.Close()
 	for outcome := Unknown; outcome != Committed; {
-		if outcome, _, err = store.CompareAndSet(t.Context(), "a", &version, []byte("2")); outcome == Mismatch {
+		if outcome, _, err = patient.CompareAndSet(t.Context(), "a", &version, []byte("2")); outcome == Mismatch {
 			t.Fatal("a write took place after its caller had left")
 		}
 	}
