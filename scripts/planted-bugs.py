@@ -1056,32 +1056,11 @@ CATCHERS = {
             r"unwrap_err",
         )
     ],
-    "cursors-read-each-attempt": [
-        Catcher(
-            "consumer/tests/all/gc_needs.rs",
-            "a_busy_shard_with_many_cursors_is_trimmed",
-            r"Contended",
-        )
-    ],
     "denied-cursor-stops-all": [
         Catcher(
             "consumer/tests/all/gc_needs.rs",
             "a_denied_cursor_stops_no_retention",
             r"Denied|denied",
-        )
-    ],
-    "kept-cursors-not-compared": [
-        Catcher(
-            "consumer/tests/all/gc_needs.rs",
-            "a_manifest_that_is_restored_between_two_swaps_deletes_nothing",
-            r"left: ",
-        )
-    ],
-    "kept-cursors-do-not-age": [
-        Catcher(
-            "consumer/tests/all/gc_needs.rs",
-            "cursors_that_were_read_long_ago_are_read_again",
-            r"left: 8",
         )
     ],
     "missing-cursor-needs-nothing": [

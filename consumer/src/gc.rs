@@ -157,14 +157,6 @@ const DELETES_AT_A_TIME: usize = 16;
 /// The maximum number of swaps in a round.
 const SWAPS_MAX: u32 = 10;
 
-/// What the consumers of a shard needed when their cursors were read. It counts after a lost swap for as long again as the reading took: a
-/// busy log changes faster than many cursors can be read.
-struct Kept {
-    needs: Needs,
-    /// The uptime at which they must be read again.
-    until: Duration,
-}
-
 /// The decision how far to trim the log of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Trim {
@@ -175,7 +167,7 @@ struct Trim {
 }
 
 /// The part of a shard's log that its consumers still need.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Needs {
     /// The end of the log as it was read before the consumers were listed. A consumer that appeared meanwhile may need everything from
     /// there on.
@@ -441,32 +433,18 @@ impl GarbageCollector {
         unusable: &mut Vec<String>,
     ) -> Result<Option<(Manifest, Collected)>, CollectError> {
         let key = layout::manifest(shard);
-        let mut kept: Option<Kept> = None;
         for _ in 0..SWAPS_MAX {
+            // Each attempt finds them again.
             unusable.clear();
-            let now = self.environment.uptime();
-            kept = kept.filter(|kept| now < kept.until);
-            let is_kept = kept.is_some();
             let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
                 return Ok(None);
             };
             if found.state.buffer_id != self.buffer_id {
                 return Err(CollectError::OtherBuffer(key));
             }
-            let mut needs = match &kept {
-                Some(kept) => kept.needs.clone(),
-                None => {
-                    let needs = Needs {
-                        listed_at: found.state.next_sequence,
-                        ..self.needs(shard).await?
-                    };
-                    let took = self.environment.uptime().saturating_sub(now);
-                    kept = Some(Kept {
-                        needs: needs.clone(),
-                        until: now + took * 2,
-                    });
-                    needs
-                }
+            let mut needs = Needs {
+                listed_at: found.state.next_sequence,
+                ..self.needs(shard).await?
             };
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
                 Recognized::Yes(log, unknown) => {
@@ -495,12 +473,7 @@ impl GarbageCollector {
             }
             let next = next.stamped(self.environment.random());
             // Read again after an unknown outcome, as after a mismatch: trimming twice is harmless.
-            let swapped = cas::swap(&self.store, &key, Some(&version), next).await;
-            if matches!(swapped, Swap::Unknown(_)) {
-                // The store has trouble, and other attempts may take long.
-                kept = None;
-            }
-            if let Swap::Committed(snapshot) = swapped {
+            if let Swap::Committed(snapshot) = cas::swap(&self.store, &key, Some(&version), next).await {
                 self.metrics.trimmed_sequences.inc_by(done.trimmed_sequences);
                 self.metrics.unread_sequences.inc_by(done.unread_sequences);
                 let read = needs.from.is_some() || !needs.unreadable.is_empty();
@@ -512,19 +485,7 @@ impl GarbageCollector {
                         trim.to
                     );
                 }
-                if !is_kept {
-                    return Ok(Some((snapshot.state, done)));
-                }
-                // Somebody may have restored this log after the cursors were read.
-                let now = self.needs(shard).await?;
-                return match self.recognize(snapshot, &now).await? {
-                    Recognized::Yes(log, _) => Ok(Some((log.state, done))),
-                    Recognized::No(why) => {
-                        *unusable = why;
-                        Ok(None)
-                    }
-                    Recognized::Absent => Ok(None),
-                };
+                return Ok(Some((snapshot.state, done)));
             }
         }
         Err(CollectError::Contended(shard))

@@ -7,7 +7,7 @@ use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, Manifest, layout};
 
 /// The part of the log that a consumer has read.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct HasRead {
     /// The key of its cursor.
     key: String,

@@ -10,7 +10,7 @@ use millpond_manifest::{
     BatchingPolicy, Buffer, Cursor, Log as Pages, Manifest, Page, ReadError, Swap, cas, layout,
 };
 use millpond_producer::{Append, Config as ProducerConfig, Producer};
-use millpond_runtime::Environment;
+use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_segment::Encoding;
 use millpond_storage::unreliable::{Fault, Faults, On, S3Latency, WriteFaults};
 use millpond_storage::{Cas, Store};
@@ -20,7 +20,6 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::time::Instant;
 use ulid::Ulid;
 use uuid::Uuid;
 
@@ -31,7 +30,6 @@ const GRACE: Duration = Duration::from_secs(10);
 pub(crate) struct Clock {
     now_ms: AtomicU64,
     drawn: AtomicU64,
-    began: Instant,
 }
 
 impl Clock {
@@ -39,18 +37,17 @@ impl Clock {
         Arc::new(Clock {
             now_ms: AtomicU64::new(now_ms),
             drawn: AtomicU64::new(1),
-            began: Instant::now(),
         })
     }
 
-    pub(crate) fn set(&self, now_ms: u64) {
+    fn set(&self, now_ms: u64) {
         self.now_ms.store(now_ms, Relaxed);
     }
 }
 
 impl Environment for Clock {
     fn uptime(&self) -> Duration {
-        Duration::from_millis(self.now_ms.load(Relaxed)) + self.began.elapsed()
+        SystemEnvironment.uptime()
     }
 
     fn now_us(&self) -> i64 {

@@ -1,5 +1,4 @@
-//! What a garbage collector keeps for the consumers of a shard when their cursors are not all there, not readable or in the wrong place,
-//! and when the shard is busy.
+//! What a garbage collector keeps for the consumers of a shard when their cursors are not all there, not readable or in the wrong place.
 
 use crate::gc::{Clock, eight, gc, gc_of, policy};
 use crate::growth::{copy_to, name_shards};
@@ -9,7 +8,7 @@ use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, FormatError, Manifest, ReadError, layout};
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Fault, Faults, On, S3Latency};
+use millpond_storage::unreliable::{Fault, Faults, On};
 use std::time::Duration;
 use tokio::time::sleep;
 use uuid::Uuid;
@@ -32,13 +31,6 @@ async fn put_cursor(store: &Store, cursor: Cursor) {
     let version = found.map(|found| found.version);
     let swapped = cas::swap(store, &key, version.as_ref(), cursor.stamped(9)).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
-}
-
-/// Leaves the tombstones of thirty consumers.
-async fn remove_many(store: &Store) {
-    for n in 0..30 {
-        put_cursor(store, cursor_at(0, &format!("removed-{n}"), 0).remove()).await;
-    }
 }
 
 /// A consumer begins in the first shard, and its process dies before it begins in the second. What is committed there from then on is
@@ -171,84 +163,6 @@ async fn a_manifest_of_another_buffer_deletes_nothing() {
         "{error}"
     );
     assert_eq!(log.store.list(&layout::segments(0)).await.unwrap().len(), 8);
-}
-
-/// Reading every cursor takes longer than the time between two commits.
-#[tokio::test(start_paused = true)]
-async fn a_busy_shard_with_many_cursors_is_trimmed() {
-    let log = eight().await;
-    put_cursor(&log.store, cursor_at(0, "default", 8)).await;
-    remove_many(&log.store).await;
-    let (store, _network) = log.store.behind(Faults {
-        latency: Some(S3Latency::default()),
-        ..Faults::default()
-    });
-    let clock = Clock::at(5_000);
-    let busy = async {
-        loop {
-            sleep(Duration::from_millis(500)).await;
-            // As good as a commit to the collector, whose next swap fails.
-            log.change(Clone::clone).await;
-        }
-    };
-    let mut collector = gc(&store, &clock);
-    tokio::select! {
-        done = collector.round(false) => assert_eq!(done.unwrap().trimmed_sequences, 8),
-        () = busy => {}
-    }
-}
-
-/// A collector reads many cursors, and its swap is lost because somebody restores an older manifest. Meanwhile the consumer has read more
-/// than that has, and may need what the right manifest refers to.
-#[tokio::test(start_paused = true)]
-async fn a_manifest_that_is_restored_between_two_swaps_deletes_nothing() {
-    let mut log = Log::new(Store::memory()).await;
-    log.now_ms = 1_000;
-    log.commit(&[1; 5]).await;
-    let older = log.manifest().await.state;
-    log.commit(&[1; 3]).await;
-    put_cursor(&log.store, cursor_at(0, "default", 3)).await;
-    remove_many(&log.store).await;
-    let (store, network) = log.store.behind(Faults {
-        latency: Some(S3Latency::default()),
-        ..Faults::default()
-    });
-    let mut held = network.hold(On::Update, "manifest");
-    let mut collector = gc(&store, &Clock::at(100_000));
-    let round = tokio::spawn(async move { collector.round(false).await });
-    held.arrived().await;
-    put_cursor(&log.store, cursor_at(0, "default", 7)).await;
-    let right = log.manifest().await;
-    let restored = cas::swap(
-        &log.store,
-        &layout::manifest(0),
-        Some(&right.version),
-        older.stamped(77),
-    )
-    .await;
-    assert!(matches!(restored, Swap::Committed(_)), "{restored:?}");
-    held.release();
-    let done = round.await.unwrap().unwrap();
-    assert_eq!((done.segments, done.unreadable_cursors.len()), (0, 1));
-    assert_eq!(log.store.list(&layout::segments(0)).await.unwrap().len(), 8);
-}
-
-/// A collector stands still before a swap that is lost. It does not trim by what it read before.
-#[tokio::test]
-async fn cursors_that_were_read_long_ago_are_read_again() {
-    let log = eight().await;
-    put_cursor(&log.store, cursor_at(0, "default", 8)).await;
-    let (store, network) = log.store.behind(Faults::default());
-    let clock = Clock::at(100_000);
-    let mut held = network.hold(On::Update, "manifest");
-    let mut collector = gc(&store, &clock);
-    let round = tokio::spawn(async move { collector.round(false).await });
-    held.arrived().await;
-    log.change(Clone::clone).await;
-    log.reset("default", 2).await;
-    clock.set(111_000);
-    held.release();
-    assert_eq!(round.await.unwrap().unwrap().trimmed_sequences, 2);
 }
 
 #[tokio::test]
