@@ -19,7 +19,7 @@ use millpond_manifest::{Buffer, Cursor, Log, Manifest, SinkTables, layout};
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::Store;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Maximum difference between two clocks without a warning.
@@ -284,25 +284,7 @@ async fn look_at_shard(
         return Ok(());
     };
     look_at_claims(&cursors, SystemEnvironment.now_ms(), report);
-    if shard > 0 {
-        let registers = with_tombstones(store, 0).await.unwrap_or_default();
-        for register in registers
-            .iter()
-            .flatten()
-            .filter(|register| !register.is_removed())
-        {
-            let name = &register.consumer;
-            if cursors
-                .iter()
-                .any(|cursor| cursor.consumer == *name && cursor.is_removed())
-            {
-                report.warning(
-                    format!("shard {shard:04}: consumer {name} is removed from this shard alone, so the buffer keeps all of its log for it"),
-                    "start the consumer again, or remove it from every shard",
-                );
-            }
-        }
-    }
+    look_at_removals(store, shard, &cursors, report).await;
     cursors.retain(|cursor| !cursor.is_removed());
     if cursors.is_empty() && log.next_sequence > 0 {
         report.warning(
@@ -336,6 +318,32 @@ fn look_at_shared_tables(cursors: &[Cursor], shard: u32, report: &mut Report) {
                 "the table has every record of the streams that both read twice: stop one of them and remove it (`millpond consumer remove`), or give it another database; if they read different streams, start one with --share-tables",
             );
         }
+    }
+}
+
+/// Finds consumers that are removed from this shard and live in the first one, whose cursors are read only if this shard has a removed one.
+async fn look_at_removals(store: &Store, shard: u32, cursors: &[Cursor], report: &mut Report) {
+    let removed: BTreeSet<&str> = cursors
+        .iter()
+        .filter(|cursor| cursor.is_removed())
+        .map(|cursor| cursor.consumer.as_str())
+        .collect();
+    if shard == 0 || removed.is_empty() {
+        return;
+    }
+    let registers = with_tombstones(store, 0).await.unwrap_or_default();
+    let living = registers
+        .iter()
+        .flatten()
+        .filter(|register| !register.is_removed());
+    for name in living
+        .map(|register| &*register.consumer)
+        .filter(|name| removed.contains(name))
+    {
+        report.warning(
+            format!("shard {shard:04}: consumer {name} is removed from this shard alone, so the buffer keeps all of its log for it"),
+            "start the consumer again, or remove it from every shard",
+        );
     }
 }
 

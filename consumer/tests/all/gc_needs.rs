@@ -2,7 +2,7 @@
 
 use crate::gc::{Clock, eight, gc, gc_of, policy};
 use crate::growth::{copy_to, name_shards};
-use crate::support::{Log, STREAM, Table, config, eventually, start};
+use crate::support::{Log, STREAM, Table, config, eventually, put, start};
 use millpond_consumer::gc::CollectError;
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Seen;
@@ -33,9 +33,9 @@ async fn put_cursor(store: &Store, cursor: Cursor) {
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
 }
 
-/// A consumer begins in the first shard, and its process dies before it begins in the second. What is committed there from then on is
-/// collected at once if only another consumer counts. Returns the beginning of the second shard's log after that, and the rows that the
-/// consumer has in the end.
+/// Kills a consumer's process after it has begun in the first shard and before it begins in the second. Then records are committed to the
+/// second shard, another consumer reads them, and garbage is collected. Returns the beginning of the second shard's log after that, and the
+/// number of rows that the consumer has once it has started again.
 async fn begin_and_die(is_removed_before: bool) -> (u64, u64) {
     let mut log = Log::new(Store::memory()).await;
     log.commit(&[1, 1, 1]).await;
@@ -96,6 +96,12 @@ async fn a_consumer_that_begins_again_gets_what_came_after_its_first_cursor() {
     assert_eq!(begin_and_die(true).await, (0, 6));
 }
 
+/// The error of a round.
+async fn refusal(log: &Log) -> CollectError {
+    let round = gc(&log.store, &Clock::at(100_000)).round(false).await;
+    round.unwrap_err()
+}
+
 /// The consumer of this cursor refuses it, and somebody may put the right one back.
 #[tokio::test]
 async fn a_cursor_of_another_buffer_trims_nothing() {
@@ -122,10 +128,7 @@ async fn a_manifest_of_another_shard_deletes_nothing() {
     older.stamp.nonce = 77;
     let swapped = cas::swap(&log.store, &layout::manifest(1), None, older).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
-    let error = gc(&log.store, &Clock::at(100_000))
-        .round(false)
-        .await
-        .unwrap_err();
+    let error = refusal(&log).await;
     assert!(
         matches!(&error, CollectError::Read(ReadError::Format { wrong: FormatError::Misplaced { key, .. }, .. }) if *key == layout::manifest(0)),
         "{error}"
@@ -142,24 +145,19 @@ async fn a_manifest_of_another_buffer_deletes_nothing() {
     let mut log = Log::new(Store::memory()).await;
     log.now_ms = 1_000;
     log.commit(&[1; 8]).await;
-    let before = log.manifest().await;
+    let tail = log.manifest().await.state.tail;
     let mut read = cursor_at(0, "default", 3);
     read.see(Seen {
         sequence: 4,
-        segment: before.state.tail[4].segment,
+        segment: tail[4].segment,
     });
     put_cursor(&log.store, read).await;
     let mut other = Manifest::new(Uuid::from_u128(43), 0);
     (other.first_sequence, other.next_sequence) = (100, 100);
-    let key = layout::manifest(0);
-    let swapped = cas::swap(&log.store, &key, Some(&before.version), other.stamped(5)).await;
-    assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
-    let error = gc(&log.store, &Clock::at(100_000))
-        .round(false)
-        .await
-        .unwrap_err();
+    put(&log, &other.stamped(5)).await;
+    let error = refusal(&log).await;
     assert!(
-        matches!(&error, CollectError::OtherBuffer(found) if *found == key),
+        matches!(&error, CollectError::OtherBuffer(found) if *found == layout::manifest(0)),
         "{error}"
     );
     assert_eq!(log.store.list(&layout::segments(0)).await.unwrap().len(), 8);

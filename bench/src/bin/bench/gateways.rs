@@ -156,7 +156,7 @@ async fn run(
 }
 
 impl Load {
-    /// What the clients of all gateways together send.
+    /// The load of all gateways together.
     fn shape(self, gateways: usize) -> Shape {
         match self {
             Load::Light => {
