@@ -1056,6 +1056,20 @@ CATCHERS = {
             r"unwrap_err",
         )
     ],
+    "files-list-versions": [
+        Catcher(
+            "storage/tests/conformance/contract.rs",
+            "file::a_listing_shows_the_version_of_each_object",
+            r"left: true",
+        )
+    ],
+    "weak-tag-trusted": [
+        Catcher(
+            "storage/src/lib.rs",
+            "store::tests::a_listing_shows_a_version_by_its_strong_tag",
+            r"W/",
+        )
+    ],
     "denied-cursor-stops-all": [
         Catcher(
             "consumer/tests/all/gc_needs.rs",

@@ -7,7 +7,7 @@
 
 use crate::error::Failure;
 use async_trait::async_trait;
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 use millpond_runtime::{SystemEnvironment, blocking};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Location;
@@ -304,8 +304,11 @@ impl ObjectStore for FileStore {
             .boxed()
     }
 
+    /// Without ETags. Two contents may have the same one: a deletion frees its inode for the next file, and whoever restores a file may set
+    /// its modification time.
     fn list(&self, prefix: Option<&Location>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.files.list(prefix)
+        let listed = self.files.list(prefix);
+        listed.map_ok(|meta| ObjectMeta { e_tag: None, ..meta }).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Location>) -> Result<ListResult> {

@@ -109,6 +109,17 @@ pub struct Listed {
     pub size: u64,
     /// When it was written, by the store's clock: Unix time in milliseconds.
     pub last_modified_ms: i64,
+    /// The ETag in the listing.
+    e_tag: Option<String>,
+}
+
+impl Listed {
+    /// Returns true if the object had this version when the store listed it, so that its content is the one that was read with the
+    /// version. False if the listing does not tell: it has no ETags (files), or weak ones, or others than a read has.
+    pub fn is_at(&self, version: &Version) -> bool {
+        let listed = self.e_tag.as_deref().and_then(opaque_tag);
+        listed.is_some() && listed == version.0.e_tag.as_deref().and_then(opaque_tag)
+    }
 }
 
 impl Store {
@@ -484,7 +495,17 @@ fn listed(key: String, meta: &ObjectMeta) -> Listed {
         key,
         size: meta.size,
         last_modified_ms: meta.last_modified.timestamp_millis(),
+        e_tag: meta.e_tag.clone(),
     }
+}
+
+/// The text between the quotes of a strong ETag. Azure's listings leave the quotes out. A weak tag (`W/"…"`) may stand for several contents.
+fn opaque_tag(e_tag: &str) -> Option<&str> {
+    let tag = e_tag
+        .strip_prefix('"')
+        .and_then(|tag| tag.strip_suffix('"'))
+        .unwrap_or(e_tag);
+    (!tag.is_empty() && !tag.starts_with("W/")).then_some(tag)
 }
 
 fn outcome<T>(answer: &Result<T, Failure>) -> Outcome {
@@ -507,6 +528,38 @@ mod tests {
 
     fn spawnable<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) {
         drop(future);
+    }
+
+    fn is_at(listed: Option<&str>, read: Option<&str>) -> bool {
+        let listed = Listed {
+            key: "k".to_owned(),
+            size: 1,
+            last_modified_ms: 1,
+            e_tag: listed.map(str::to_owned),
+        };
+        let version = Version(UpdateVersion {
+            e_tag: read.map(str::to_owned),
+            version: Some("7".to_owned()),
+        });
+        listed.is_at(&version)
+    }
+
+    #[test]
+    fn a_listing_shows_a_version_by_its_strong_tag() {
+        for (listed, read) in [("\"a\"", "\"a\""), ("0x8D", "\"0x8D\""), ("a-2", "a-2")] {
+            assert!(is_at(Some(listed), Some(read)), "{listed} {read}");
+        }
+        for (listed, read) in [
+            (Some("\"a\""), Some("\"b\"")),
+            (Some("W/\"a\""), Some("W/\"a\"")),
+            (Some("\"\""), Some("\"\"")),
+            (Some(""), Some("")),
+            (None, Some("\"a\"")),
+            (Some("\"a\""), None),
+            (None, None),
+        ] {
+            assert!(!is_at(listed, read), "{listed:?} {read:?}");
+        }
     }
 
     #[test]

@@ -40,6 +40,7 @@ over_every_store!(
     an_unchanged_object_is_not_read_again,
     a_range_is_exact,
     a_listing_is_complete_and_in_order,
+    a_listing_shows_the_version_of_each_object,
     a_listing_of_many_pages_is_complete,
     odd_keys_are_keys,
     impossible_keys_are_refused,
@@ -201,6 +202,33 @@ async fn a_listing_is_complete_and_in_order(ground: &Ground) {
             .iter()
             .all(|o| o.size == 5 && o.last_modified_ms > year_2020_ms)
     );
+}
+
+/// The listings of files have no versions.
+async fn a_listing_shows_the_version_of_each_object(ground: &Ground) {
+    let store = &ground.store;
+    let shows = !matches!(ground.kind, Kind::File);
+    let listed = async |key: &str| {
+        let listed = store.list("a").await.expect("list");
+        listed
+            .into_iter()
+            .find(|object| object.key == key)
+            .expect("there")
+    };
+    let mut earlier = Vec::new();
+    for body in ["1", "2", "3"] {
+        let expected = earlier.last();
+        let written = committed(store.compare_and_set("a/m", expected, body.into()).await);
+        let object = listed("a/m").await;
+        assert_eq!(object.is_at(&written), shows, "{body}");
+        let read = store.get("a/m").await.expect("get").expect("there");
+        assert_eq!(object.is_at(&read.version), shows, "{body}");
+        assert!(!earlier.iter().any(|version| object.is_at(version)), "{body}");
+        earlier.push(written);
+    }
+    put(store, "a/s", "4").await;
+    let read = store.get("a/s").await.expect("get").expect("there");
+    assert_eq!(listed("a/s").await.is_at(&read.version), shows);
 }
 
 async fn a_listing_of_many_pages_is_complete(ground: &Ground) {
