@@ -412,6 +412,15 @@ impl GarbageCollector {
         garbage.map_or(true, |garbage| !garbage.is_empty())
     }
 
+    /// Reads a shard's manifest, or returns `None` if it does not exist.
+    async fn log(&self, shard: u32) -> Result<Option<Snapshot<Manifest>>, CollectError> {
+        let key = layout::manifest(shard);
+        match cas::read::<Manifest>(&self.store, &key).await? {
+            Some(found) if found.state.buffer_id != self.buffer_id => Err(CollectError::OtherBuffer(key)),
+            found => Ok(found),
+        }
+    }
+
     /// Returns true if the current manifest refers to the page with this key.
     async fn refers_to(&self, shard: u32, key: &str) -> Result<bool, CollectError> {
         let found = cas::read::<Manifest>(&self.store, &layout::manifest(shard)).await?;
@@ -436,12 +445,9 @@ impl GarbageCollector {
         for _ in 0..SWAPS_MAX {
             // Each attempt finds them again.
             unusable.clear();
-            let Some(found) = cas::read::<Manifest>(&self.store, &key).await? else {
+            let Some(found) = self.log(shard).await? else {
                 return Ok(None);
             };
-            if found.state.buffer_id != self.buffer_id {
-                return Err(CollectError::OtherBuffer(key));
-            }
             let mut needs = Needs {
                 listed_at: found.state.next_sequence,
                 ..self.needs(shard).await?

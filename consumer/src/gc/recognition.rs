@@ -2,9 +2,9 @@
 //! producers began a new one.
 
 use super::{CollectError, GarbageCollector, Needs};
-use millpond_manifest::cas::{self, ReadError, Snapshot};
+use millpond_manifest::cas::{ReadError, Snapshot};
 use millpond_manifest::cursor::Seen;
-use millpond_manifest::{Cursor, Manifest, layout};
+use millpond_manifest::{Cursor, Manifest};
 
 /// The part of the log that a consumer has read.
 #[derive(Debug)]
@@ -67,12 +67,9 @@ impl GarbageCollector {
             return Ok(before.of(log));
         }
         // Meanwhile the log may have grown, or another garbage collector may have trimmed it and deleted a page.
-        let Some(now) = cas::read::<Manifest>(&self.store, &layout::manifest(log.state.shard)).await? else {
+        let Some(now) = self.log(log.state.shard).await? else {
             return Ok(Recognized::Absent);
         };
-        if now.state.buffer_id != self.buffer_id {
-            return Err(CollectError::OtherBuffer(layout::manifest(log.state.shard)));
-        }
         if now.state.stamp == log.state.stamp {
             return Ok(before.of(now));
         }
