@@ -1056,6 +1056,13 @@ CATCHERS = {
             r"unwrap_err",
         )
     ],
+    "misplaced-cursor-read": [
+        Catcher(
+            "consumer/tests/all/gc_needs.rs",
+            "a_cursor_at_the_key_of_another_trims_nothing",
+            r"left: \(8",
+        )
+    ],
     "files-list-versions": [
         Catcher(
             "storage/tests/conformance/contract.rs",

@@ -4,7 +4,7 @@ use crate::gc::{Clock, eight, gc, gc_of, policy};
 use crate::growth::{copy_to, name_shards};
 use crate::support::{Log, STREAM, Table, config, eventually, put, start};
 use millpond_consumer::gc::CollectError;
-use millpond_manifest::cas::{self, Swap};
+use millpond_manifest::cas::{self, Object, Swap};
 use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, FormatError, Manifest, ReadError, layout};
 use millpond_storage::Store;
@@ -111,6 +111,19 @@ async fn a_cursor_of_another_buffer_trims_nothing() {
     put_cursor(&log.store, other).await;
     let done = gc(&log.store, &Clock::at(100_000)).round(false).await.unwrap();
     assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (0, 1));
+}
+
+/// Somebody restores the cursor of one consumer at the key of another, or that of another shard.
+#[tokio::test]
+async fn a_cursor_at_the_key_of_another_trims_nothing() {
+    for misplaced in [cursor_at(0, "other", 8), cursor_at(1, "default", 8)] {
+        let log = eight().await;
+        let key = layout::cursor(0, "default");
+        let bytes = misplaced.stamped(9).encode();
+        log.store.put_if_absent(&key, vec![bytes]).await.unwrap();
+        let done = gc(&log.store, &Clock::at(100_000)).round(false).await.unwrap();
+        assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (0, 1));
+    }
 }
 
 /// Somebody restores an older manifest of the first shard as that of the second, whose consumer has read less than its beginning.
