@@ -105,6 +105,11 @@ def gc(test, says):
     return Catcher("consumer/tests/all/gc.rs", test, says)
 
 
+def swapping(test, says):
+    """Rounds that lose a swap."""
+    return Catcher("consumer/tests/all/gc_swaps.rs", test, says)
+
+
 def consuming(test, says):
     return Catcher("consumer/tests/all/consumer.rs", test, says)
 
@@ -1062,6 +1067,18 @@ CATCHERS = {
             "a_cursor_at_the_key_of_another_trims_nothing",
             r"left: \(8",
         )
+    ],
+    "changed-cursor-kept": [
+        swapping("a_cursor_that_has_changed_is_read_again", r"left: \(8"),
+    ],
+    "read-has-listed-version": [
+        swapping("a_cursor_that_is_restored_after_its_read_is_read_again", r"left: \(8"),
+    ],
+    "cursors-read-each-attempt": [
+        swapping("a_busy_shard_with_many_cursors_is_trimmed", r"Contended"),
+    ],
+    "damaged-cursors-read-again": [
+        swapping("damaged_cursors_are_not_read_again", r"left: 6"),
     ],
     "files-list-versions": [
         Catcher(

@@ -3,20 +3,22 @@
 //! and many may run at once: the next round of any collector finishes the work.
 
 mod members;
+mod needs;
 mod recognition;
 mod unique;
 
 use futures::{StreamExt, stream};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::{Buffer, Cursor, Manifest, Page, PageReference, layout};
+use millpond_manifest::{Buffer, Manifest, Page, PageReference, layout};
 use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::{ErrorKind, Store};
+use needs::{KnownCursors, Needs};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use recognition::{HasRead, Recognized};
+use recognition::Recognized;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
@@ -164,20 +166,6 @@ struct Trim {
     to: u64,
     /// Some consumer needs everything from this sequence on.
     needed: u64,
-}
-
-/// The part of a shard's log that its consumers still need.
-#[derive(Debug, Default)]
-struct Needs {
-    /// The end of the log as it was read before the consumers were listed. A consumer that appeared meanwhile may need everything from
-    /// there on.
-    listed_at: u64,
-    /// Some consumer needs everything from this sequence on. `None` without consumers.
-    from: Option<u64>,
-    /// Cursors that cannot be read: key and reason.
-    unreadable: Vec<String>,
-    /// The parts of the log that its consumers have read.
-    read: Vec<HasRead>,
 }
 
 /// Trims sequences that every consumer has read, and those that retention drops. Without consumers, only retention
@@ -442,6 +430,7 @@ impl GarbageCollector {
         unusable: &mut Vec<String>,
     ) -> Result<Option<(Manifest, Collected)>, CollectError> {
         let key = layout::manifest(shard);
+        let mut known = KnownCursors::default();
         for _ in 0..SWAPS_MAX {
             // Each attempt finds them again.
             unusable.clear();
@@ -450,7 +439,7 @@ impl GarbageCollector {
             };
             let mut needs = Needs {
                 listed_at: found.state.next_sequence,
-                ..self.needs(shard).await?
+                ..self.needs(shard, &mut known).await?
             };
             let Snapshot { state, version, .. } = match self.recognize(found, &needs).await? {
                 Recognized::Yes(log, unknown) => {
@@ -495,74 +484,6 @@ impl GarbageCollector {
             }
         }
         Err(CollectError::Contended(shard))
-    }
-
-    /// Reads every cursor of a shard, one at a time: one consumer's credentials may suffice to write many, and each may
-    /// be large.
-    ///
-    /// A consumer with a cursor in the first shard and none in this one needs everything here: it has not noticed yet that the buffer
-    /// has grown.
-    async fn needs(&self, shard: u32) -> Result<Needs, CollectError> {
-        let mut needs = Needs::default();
-        let listed = self.store.list(&layout::consumers(shard)).await?;
-        let cursors: BTreeSet<String> = listed.into_iter().map(|found| found.key).collect();
-        let mut here = BTreeSet::new();
-        for key in &cursors {
-            if !key.ends_with("/cursor") {
-                continue;
-            }
-            match cas::read::<Cursor>(&self.store, key).await {
-                Ok(Some(cursor)) if cursor.state.buffer_id != self.buffer_id => {
-                    here.insert(key.clone());
-                    needs.unreadable.push(format!("{key}: it is of another buffer"));
-                }
-                // A removed consumer needs nothing.
-                Ok(Some(cursor)) if !cursor.state.is_removed() => {
-                    here.insert(key.clone());
-                    needs.read.push(HasRead::of(key, &cursor.state));
-                    let from = cursor.state.needs();
-                    needs.from = Some(needs.from.map_or(from, |least| least.min(from)));
-                }
-                Ok(_) => {}
-                Err(error) => {
-                    here.insert(key.clone());
-                    needs.unreadable.push(unreadable(error)?);
-                }
-            }
-        }
-        // Listed second: a consumer makes its cursor in the first shard before any other, and loses it after the others. A tombstone
-        // here may be of an earlier life of a consumer that has begun again there.
-        if shard > 0 && self.missing(shard, &here, &mut needs).await? {
-            needs.from = Some(0);
-        }
-        Ok(needs)
-    }
-
-    /// Returns true if a consumer of the first shard has no cursor among these of another shard.
-    async fn missing(
-        &self,
-        shard: u32,
-        cursors: &BTreeSet<String>,
-        needs: &mut Needs,
-    ) -> Result<bool, CollectError> {
-        for found in self.store.list(&layout::consumers(0)).await? {
-            let Some(name) = layout::reader_of_cursor(0, &found.key) else {
-                continue;
-            };
-            if cursors.contains(&layout::cursor(shard, name)) {
-                continue;
-            }
-            match cas::read::<Cursor>(&self.store, &found.key).await {
-                Ok(Some(register))
-                    if register.state.buffer_id != self.buffer_id || !register.state.is_removed() =>
-                {
-                    return Ok(true);
-                }
-                Ok(_) => {}
-                Err(error) => needs.unreadable.push(unreadable(error)?),
-            }
-        }
-        Ok(false)
     }
 
     /// Returns the objects that were named before the floor and that the log does not refer to. Nothing can refer to

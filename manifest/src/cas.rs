@@ -47,23 +47,29 @@ pub enum ReadError {
     },
 }
 
-fn open<T: Object>(key: &str, found: &Versioned) -> Result<Snapshot<T>, ReadError> {
-    let decoded = T::decode(&found.bytes).and_then(|state| match state.key() {
+fn decode<T: Object>(key: &str, bytes: &[u8]) -> Result<T, FormatError> {
+    T::decode(bytes).and_then(|state| match state.key() {
         Some(right) if right != key => Err(FormatError::Misplaced {
             object: T::NAME,
             key: right,
         }),
         _ => Ok(state),
-    });
-    let state = decoded.map_err(|wrong| ReadError::Format {
+    })
+}
+
+fn too_large<T: Object>(bytes: u64) -> FormatError {
+    FormatError::TooLarge {
+        object: T::NAME,
+        bytes,
+        max: T::BYTES_MAX,
+    }
+}
+
+fn damaged(key: &str, wrong: FormatError) -> ReadError {
+    ReadError::Format {
         key: key.to_owned(),
         wrong,
-    })?;
-    Ok(Snapshot {
-        state,
-        version: found.version.clone(),
-        bytes: found.bytes.len(),
-    })
+    }
 }
 
 /// Reads an object, or returns `None` if it does not exist.
@@ -75,21 +81,34 @@ pub async fn read<T: Object>(store: &Store, key: &str) -> Result<Option<Snapshot
     })
 }
 
+/// Reads an object and its version, which a damaged object has, too. Returns `None` if it does not exist.
+///
+/// # Errors
+/// The store did not answer, or refused.
+pub async fn read_with_version<T: Object>(
+    store: &Store,
+    key: &str,
+) -> Result<Option<(Version, Result<T, ReadError>)>, millpond_storage::Error> {
+    Ok(match store.get_at_most(key, None, T::BYTES_MAX).await? {
+        Fetched::Changed(Versioned { bytes, version }) => {
+            let state = decode::<T>(key, &bytes).map_err(|wrong| damaged(key, wrong));
+            Some((version, state))
+        }
+        Fetched::TooLarge { bytes, version } => Some((version, Err(damaged(key, too_large::<T>(bytes))))),
+        Fetched::Absent | Fetched::Unchanged => None,
+    })
+}
+
 async fn get<T: Object>(store: &Store, key: &str, known: Option<&Version>) -> Result<Reread<T>, ReadError> {
     Ok(match store.get_at_most(key, known, T::BYTES_MAX).await? {
         Fetched::Unchanged => Reread::Unchanged,
-        Fetched::Changed(found) => Reread::Changed(open(key, &found)?),
+        Fetched::Changed(Versioned { bytes, version }) => Reread::Changed(Snapshot {
+            state: decode::<T>(key, &bytes).map_err(|wrong| damaged(key, wrong))?,
+            version,
+            bytes: bytes.len(),
+        }),
         Fetched::Absent => Reread::Absent,
-        Fetched::TooLarge { bytes, .. } => {
-            return Err(ReadError::Format {
-                key: key.to_owned(),
-                wrong: FormatError::TooLarge {
-                    object: T::NAME,
-                    bytes,
-                    max: T::BYTES_MAX,
-                },
-            });
-        }
+        Fetched::TooLarge { bytes, .. } => return Err(damaged(key, too_large::<T>(bytes))),
     })
 }
 

@@ -7,7 +7,7 @@ use millpond_manifest::cursor::Seen;
 use millpond_manifest::{Cursor, Manifest};
 
 /// The part of the log that a consumer has read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct HasRead {
     /// The key of its cursor.
     key: String,

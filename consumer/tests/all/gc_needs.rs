@@ -19,13 +19,13 @@ async fn cursor(store: &Store, shard: u32, consumer: &str) -> Option<Cursor> {
 }
 
 /// A cursor that has acknowledged everything before `next`.
-fn cursor_at(shard: u32, consumer: &str, next: u64) -> Cursor {
+pub(crate) fn cursor_at(shard: u32, consumer: &str, next: u64) -> Cursor {
     let mut cursor = Cursor::new(Uuid::from_u128(42), shard, consumer, 0, policy());
     cursor.acknowledge(STREAM, next).unwrap();
     cursor
 }
 
-async fn put_cursor(store: &Store, cursor: Cursor) {
+pub(crate) async fn put_cursor(store: &Store, cursor: Cursor) {
     let key = layout::cursor(cursor.shard, &cursor.consumer);
     let found = cas::read::<Cursor>(store, &key).await.unwrap();
     let version = found.map(|found| found.version);

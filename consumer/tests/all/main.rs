@@ -8,6 +8,7 @@ mod division;
 mod earlier;
 mod gc;
 mod gc_needs;
+mod gc_swaps;
 mod growth;
 mod identity;
 mod in_flight;

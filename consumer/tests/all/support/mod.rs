@@ -3,6 +3,8 @@
 
 #![allow(unreachable_pub, reason = "a module of tests")]
 
+pub mod content_tags;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
