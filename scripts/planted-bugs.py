@@ -1077,6 +1077,7 @@ CATCHERS = {
     "cursors-read-each-attempt": [
         swapping("a_busy_shard_with_many_cursors_is_trimmed", r"Contended"),
     ],
+    "large-cursor-unreadable": [swapping("a_large_cursor_counts", r"left: 0")],
     "damaged-cursors-read-again": [
         swapping("damaged_cursors_are_not_read_again", r"left: 6"),
     ],

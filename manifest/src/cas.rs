@@ -81,22 +81,26 @@ pub async fn read<T: Object>(store: &Store, key: &str) -> Result<Option<Snapshot
     })
 }
 
-/// Reads an object and its version, which a damaged object has, too. Returns `None` if it does not exist.
+/// Reads an object and its version, which a damaged object has, too. Returns `None` if it does not exist. `bytes_max`: does not read a larger
+/// one, and reports its size as the damage.
 ///
 /// # Errors
 /// The store did not answer, or refused.
 pub async fn read_with_version<T: Object>(
     store: &Store,
     key: &str,
+    bytes_max: u64,
 ) -> Result<Option<(Version, Result<T, ReadError>)>, millpond_storage::Error> {
-    Ok(match store.get_at_most(key, None, T::BYTES_MAX).await? {
-        Fetched::Changed(Versioned { bytes, version }) => {
-            let state = decode::<T>(key, &bytes).map_err(|wrong| damaged(key, wrong));
-            Some((version, state))
-        }
-        Fetched::TooLarge { bytes, version } => Some((version, Err(damaged(key, too_large::<T>(bytes))))),
-        Fetched::Absent | Fetched::Unchanged => None,
-    })
+    Ok(
+        match store.get_at_most(key, None, bytes_max.min(T::BYTES_MAX)).await? {
+            Fetched::Changed(Versioned { bytes, version }) => {
+                let state = decode::<T>(key, &bytes).map_err(|wrong| damaged(key, wrong));
+                Some((version, state))
+            }
+            Fetched::TooLarge { bytes, version } => Some((version, Err(damaged(key, too_large::<T>(bytes))))),
+            Fetched::Absent | Fetched::Unchanged => None,
+        },
+    )
 }
 
 async fn get<T: Object>(store: &Store, key: &str, known: Option<&Version>) -> Result<Reread<T>, ReadError> {

@@ -2,8 +2,9 @@
 
 use super::recognition::HasRead;
 use super::{CollectError, GarbageCollector, unreadable};
-use millpond_manifest::cas;
-use millpond_manifest::{Cursor, layout};
+use futures::{StreamExt, stream};
+use millpond_manifest::cas::{self, Object, ReadError};
+use millpond_manifest::{Cursor, FormatError, layout};
 use millpond_storage::{Listed, Version};
 use std::collections::{BTreeSet, HashMap};
 
@@ -39,24 +40,55 @@ enum Standing {
     Unreadable(String),
 }
 
-/// The cursors that were read for earlier swaps, by key, each with the version that the same read returned.
+/// A cursor that was read, with the version that the same read returned. Without one it counts for one attempt only.
+#[derive(Debug)]
+struct Known {
+    version: Option<Version>,
+    standing: Standing,
+}
+
+/// The cursors that were read for this swap and earlier ones, by key.
 #[derive(Debug, Default)]
-pub(super) struct KnownCursors(HashMap<String, (Version, Standing)>);
+pub(super) struct KnownCursors(HashMap<String, Known>);
+
+impl KnownCursors {
+    /// Returns true if a cursor is known in the version that a list shows.
+    fn has(&self, found: &Listed) -> bool {
+        let version = self.0.get(&found.key).and_then(|known| known.version.as_ref());
+        version.is_some_and(|version| found.is_at(version))
+    }
+}
+
+/// The maximum number of parallel reads.
+const READS_AT_A_TIME: usize = 16;
+
+/// The maximum bytes of a cursor that is read beside others: many times the usual size. One consumer's credentials may suffice to write many
+/// large ones.
+const READ_BESIDE_OTHERS_MAX: u64 = 64 << 10;
+
+/// Returns true if a cursor was not read because of its size, and is not larger than a cursor may be.
+fn is_just_large(damaged: &ReadError) -> bool {
+    match damaged {
+        ReadError::Format {
+            wrong: FormatError::TooLarge { bytes, .. },
+            ..
+        } => *bytes <= Cursor::BYTES_MAX,
+        _ => false,
+    }
+}
 
 impl GarbageCollector {
-    /// Lists the cursors of a shard, and reads those that are not known in the version that the list shows. It reads one at a time: one
-    /// consumer's credentials may suffice to write many, and each may be large.
+    /// Lists the cursors of a shard, and reads those that are not known in the version that the list shows.
     ///
     /// A consumer with a cursor in the first shard and none in this one needs everything here: it has not noticed yet that the buffer
     /// has grown.
     pub(super) async fn needs(&self, shard: u32, known: &mut KnownCursors) -> Result<Needs, CollectError> {
         let mut needs = Needs::default();
         let mut here = BTreeSet::new();
-        for found in self.store.list(&layout::consumers(shard)).await? {
-            if !found.key.ends_with("/cursor") {
-                continue;
-            }
-            match self.standing(&found, known).await? {
+        let mut listed = self.store.list(&layout::consumers(shard)).await?;
+        listed.retain(|found| found.key.ends_with("/cursor"));
+        for (key, standing) in self.standings(listed, known).await? {
+            match standing {
                 // A removed consumer needs nothing.
                 Standing::Removed => continue,
                 Standing::Living { from, read } => {
@@ -65,7 +97,7 @@ impl GarbageCollector {
                 }
                 Standing::Foreign(why) | Standing::Unreadable(why) => needs.unreadable.push(why),
             }
-            here.insert(found.key);
+            here.insert(key);
         }
         // Listed second: a consumer makes its cursor in the first shard before any other, and loses it after the others. A tombstone
         // here may be of an earlier life of a consumer that has begun again there.
@@ -83,38 +115,68 @@ impl GarbageCollector {
         needs: &mut Needs,
         known: &mut KnownCursors,
     ) -> Result<bool, CollectError> {
-        for found in self.store.list(&layout::consumers(0)).await? {
-            let Some(name) = layout::reader_of_cursor(0, &found.key) else {
-                continue;
-            };
-            if cursors.contains(&layout::cursor(shard, name)) {
-                continue;
-            }
-            match self.standing(&found, known).await? {
+        let mut listed = self.store.list(&layout::consumers(0)).await?;
+        listed.retain(|found| {
+            let name = layout::reader_of_cursor(0, &found.key);
+            name.is_some_and(|name| !cursors.contains(&layout::cursor(shard, name)))
+        });
+        let mut is_missing = false;
+        for (_, standing) in self.standings(listed, known).await? {
+            match standing {
                 Standing::Removed => {}
-                Standing::Living { .. } | Standing::Foreign(_) => return Ok(true),
+                Standing::Living { .. } | Standing::Foreign(_) => is_missing = true,
                 Standing::Unreadable(why) => needs.unreadable.push(why),
             }
         }
-        Ok(false)
+        Ok(is_missing)
     }
 
-    /// The standing of a listed cursor: as it was when it was listed, if it was known then, or as it is now.
-    async fn standing(&self, found: &Listed, known: &mut KnownCursors) -> Result<Standing, CollectError> {
-        if let Some((version, standing)) = known.0.get(&found.key)
-            && found.is_at(version)
-        {
-            return Ok(standing.clone());
+    /// The standing of each listed cursor: as it was when it was listed, if it is known in that version, or as it is now.
+    async fn standings(
+        &self,
+        listed: Vec<Listed>,
+        known: &mut KnownCursors,
+    ) -> Result<Vec<(String, Standing)>, CollectError> {
+        let changed = listed.iter().filter(|found| !known.has(found)).cloned();
+        let (small, mut large): (Vec<_>, Vec<_>) =
+            changed.partition(|found| found.size <= READ_BESIDE_OTHERS_MAX);
+        let reads = small.into_iter().map(|found| async move {
+            let read = self.read(&found, READ_BESIDE_OTHERS_MAX).await;
+            (found, read)
+        });
+        let mut reads = stream::iter(reads).buffered(READS_AT_A_TIME);
+        while let Some((found, read)) = reads.next().await {
+            match read? {
+                Some(read) => drop(known.0.insert(found.key, read)),
+                None => large.push(found),
+            }
         }
-        let (version, standing) = match cas::read_with_version::<Cursor>(&self.store, &found.key).await {
-            Ok(Some((version, Ok(cursor)))) => (version, self.standing_of(&found.key, &cursor)),
-            Ok(Some((version, Err(damaged)))) => (version, Standing::Unreadable(unreadable(damaged)?)),
+        for found in large {
+            if let Some(read) = self.read(&found, Cursor::BYTES_MAX).await? {
+                known.0.insert(found.key, read);
+            }
+        }
+        let standings = listed.into_iter().map(|found| {
+            let Some(Known { standing, .. }) = known.0.get(&found.key) else {
+                unreachable!("{}: it was read", found.key)
+            };
+            (found.key, standing.clone())
+        });
+        Ok(standings.collect())
+    }
+
+    /// Reads a listed cursor. `None`: it has more than `bytes_max` bytes, and not more than a cursor may have.
+    async fn read(&self, found: &Listed, bytes_max: u64) -> Result<Option<Known>, CollectError> {
+        let read = cas::read_with_version::<Cursor>(&self.store, &found.key, bytes_max).await;
+        let (version, standing) = match read {
+            Ok(Some((version, Ok(cursor)))) => (Some(version), self.standing_of(&found.key, &cursor)),
+            Ok(Some((_, Err(damaged)))) if is_just_large(&damaged) => return Ok(None),
+            Ok(Some((version, Err(damaged)))) => (Some(version), Standing::Unreadable(unreadable(damaged)?)),
             // Somebody has deleted it since.
-            Ok(None) => return Ok(Standing::Removed),
-            Err(error) => return Ok(Standing::Unreadable(unreadable(error.into())?)),
+            Ok(None) => (None, Standing::Removed),
+            Err(error) => (None, Standing::Unreadable(unreadable(error.into())?)),
         };
-        known.0.insert(found.key.clone(), (version, standing.clone()));
-        Ok(standing)
+        Ok(Some(Known { version, standing }))
     }
 
     fn standing_of(&self, key: &str, cursor: &Cursor) -> Standing {

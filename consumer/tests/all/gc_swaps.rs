@@ -73,31 +73,38 @@ async fn remove_many(store: &Store, shard: u32, consumers: u32) {
 /// The manifest, which every attempt reads.
 const MANIFEST: u64 = 1;
 
-/// Reading every cursor takes longer than the time between two commits.
+/// Reading every cursor takes longer than the time between two commits. Some consumers take in each commit.
 #[tokio::test(start_paused = true)]
 async fn a_busy_shard_with_many_cursors_is_trimmed() {
-    for (consumers, between_ms) in [(30, 500), (60, 1_000), (10, 200)] {
+    for (removed, busy, between_ms) in [(500, 0, 200), (500, 1, 500), (1_000, 1, 1_000), (100, 10, 500)] {
         let log = eight().await;
         put_cursor(&log.store, cursor_at(0, "default", 8)).await;
-        remove_many(&log.store, 0, consumers).await;
+        for n in 0..busy {
+            put_cursor(&log.store, cursor_at(0, &format!("busy-{n}"), 8)).await;
+        }
+        remove_many(&log.store, 0, removed).await;
         let (store, _network) = log.store.behind(Faults {
             latency: Some(S3Latency::default()),
             ..Faults::default()
         });
-        let busy = async {
+        let commits = async {
             loop {
                 sleep(Duration::from_millis(between_ms)).await;
                 // As good as a commit to the collector, whose next swap fails.
                 log.change(Clone::clone).await;
+                for n in 0..busy {
+                    log.change_cursor(&format!("busy-{n}"), Clone::clone).await;
+                }
             }
         };
         let mut collector = gc(&store, &Clock::at(5_000));
         tokio::select! {
-            done = collector.round(false) => assert_eq!(done.unwrap().trimmed_sequences, 8, "{consumers}"),
-            () = busy => {}
+            done = collector.round(false) => {
+                assert_eq!(done.unwrap().trimmed_sequences, 8, "{removed} {busy} {between_ms}");
+            }
+            () = commits => {}
         }
-        // It has read them more than once, so it has lost a swap.
-        assert!(store.requests().cas_mismatch > 0, "{consumers}");
+        assert!(store.requests().cas_mismatch > 0, "{removed} {busy} {between_ms}");
     }
 }
 
@@ -183,6 +190,37 @@ async fn damaged_cursors_are_not_read_again() {
     let (done, reads) = round.lose(&log, 0).await;
     assert_eq!((done.trimmed_sequences, done.unreadable_cursors.len()), (8, 5));
     assert_eq!(reads, MANIFEST);
+}
+
+/// A cursor with many streams, which is not read beside others: as it is listed, or as it is when it is read.
+#[tokio::test]
+async fn a_large_cursor_counts() {
+    let large = |next| {
+        let mut cursor = cursor_at(0, "large", next);
+        for n in 0..1_000 {
+            cursor.acknowledge(&format!("events.{n:090}"), next).unwrap();
+        }
+        assert!(cursor.encode().len() > 80_000);
+        cursor
+    };
+    let log = without_pages(Store::memory()).await;
+    put_cursor(&log.store, cursor_at(0, "default", 8)).await;
+    put_cursor(&log.store, large(3)).await;
+    let done = gc(&log.store, &Clock::at(100_000)).round(false).await.unwrap();
+    assert_eq!(done.trimmed_sequences, 3);
+
+    let log = without_pages(Store::memory()).await;
+    put_cursor(&log.store, cursor_at(0, "default", 8)).await;
+    put_cursor(&log.store, cursor_at(0, "large", 7)).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let mut reads = network.hold(On::Get, "large/cursor");
+    let mut collector = gc(&store, &Clock::at(100_000));
+    // A dry round reads each once.
+    let round = tokio::spawn(async move { collector.round(true).await });
+    reads.arrived().await;
+    put_cursor(&log.store, large(2)).await;
+    reads.release();
+    assert_eq!(round.await.unwrap().unwrap().trimmed_sequences, 2);
 }
 
 /// Somebody restores an older manifest before the swap is lost. Meanwhile the consumer has read more than that has, and may need what the
