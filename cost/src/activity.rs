@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// A round of garbage collection begins up to a quarter of the interval early, at random.
 const ROUND_OF_INTERVAL: f64 = 0.875;
+/// Cursors that a garbage collector reads at once.
+const CURSORS_AT_A_TIME: f64 = 16.0;
 /// Keys on a page of a listing.
 const LIST_PAGE: f64 = 1_000.0;
 /// Size in bytes of a manifest without entries, of an entry with one stream, and of each further stream's part.
@@ -373,8 +375,10 @@ impl Rounds {
                 processes: 0.0,
             };
         }
-        // Requests run in sequence: manifest, listing and cursors twice, the swap, two listings, deletions.
-        let requests = 1.0 + f64::from(settings.shards) * (7.0 + 2.0 * consumers);
+        // Requests run in sequence: manifest, listing and cursors twice, the swap, two listings, deletions. Several cursors are read at
+        // once.
+        let cursors = (consumers / CURSORS_AT_A_TIME).ceil();
+        let requests = 1.0 + f64::from(settings.shards) * (7.0 + 2.0 * cursors);
         let round = requests * request.get_seconds + f64::from(settings.shards) * request.put_seconds;
         let each = ROUND_OF_INTERVAL * settings.gc_seconds + round;
         Rounds {
