@@ -27,6 +27,32 @@ from planting import PATCHES, ROOT, TREE, names, plant
 TIMEOUT_S = 600
 
 
+class Program(NamedTuple):
+    """A program of tests, and the folder of its crate, in which cargo would run it."""
+
+    executable: str
+    folder: Path
+
+    def run(self, *arguments, bug="", **options):
+        return subprocess.run(
+            [self.executable, *arguments],
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "MILLPOND_PLANTED_BUG": bug,
+                "RUST_BACKTRACE": "0",
+                # Intended failures must not be remembered.
+                "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            **options,
+        )
+
+
 class Catcher(NamedTuple):
     """A test, and a pattern for its failure."""
 
@@ -1671,14 +1697,16 @@ def needed(bugs):
 
 
 def build(targets):
-    """The test programs with every bug compiled in: their executables by source."""
+    """The test programs with every bug compiled in, by source."""
     command = [*CARGO_TEST, *targets, "--no-run", "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=TREE, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode != 0:
         sys.exit("the tests cannot be built")
     messages = map(json.loads, built.stdout.splitlines())
     return {
-        str(Path(message["target"]["src_path"]).relative_to(TREE)): message["executable"]
+        str(Path(message["target"]["src_path"]).relative_to(TREE)): Program(
+            message["executable"], Path(message["manifest_path"]).parent
+        )
         for message in messages
         if message["reason"] == "compiler-artifact"
         and message.get("executable")
@@ -1688,27 +1716,10 @@ def build(targets):
 
 def run(programs, catcher, bug):
     """Returns whether the test passed, its output, and its duration."""
-    environment = {
-        **os.environ,
-        "MILLPOND_PLANTED_BUG": bug,
-        "RUST_BACKTRACE": "0",
-        # Intended failures must not be remembered.
-        "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1",
-    }
     source, test = catcher.program()
     began = time.monotonic()
     try:
-        done = subprocess.run(
-            [programs[source], "--exact", test, "--nocapture"],
-            cwd=TREE,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = programs[source].run("--exact", test, "--nocapture", bug=bug, timeout=TIMEOUT_S)
         passed, output = done.returncode == 0, done.stdout
         if passed and "1 passed" not in output:
             passed, output = False, "there is no such test"
@@ -1717,10 +1728,15 @@ def run(programs, catcher, bug):
     return passed, output, time.monotonic() - began
 
 
-def all_pass():
+def all_pass(programs):
     """Whether every test of the workspace passes without a bug."""
-    command = [*CARGO_TEST, *ALL_TESTS, "--no-fail-fast"]
-    return subprocess.run(command, cwd=TREE, check=False).returncode == 0
+    ok = True
+    # Two at a time: many tests wait for something.
+    with ThreadPoolExecutor(2) as pool:
+        for source, done in pool.map(lambda item: (item[0], item[1].run()), programs.items()):
+            ok &= done.returncode == 0
+            print(f"{source}: {done.stdout}", flush=True)
+    return ok
 
 
 def catchers_pass(programs, bugs):
@@ -1763,7 +1779,7 @@ def main():
         sys.exit(f"{PATCHES} has no {', '.join(sorted(unknown))}")
     plant()
     programs = build(needed(named) if named else ALL_TESTS)
-    ok = catchers_pass(programs, named) if named else all_pass()
+    ok = catchers_pass(programs, named) if named else all_pass(programs)
     # A test that misses what it waits for is idle until its patience ends.
     with ThreadPoolExecutor(2 * os.cpu_count()) as pool:
         for caught, line in pool.map(lambda bug: catch(programs, bug), named or CATCHERS):

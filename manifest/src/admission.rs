@@ -75,12 +75,12 @@ pub fn look<'a>(
     own: &Cursor,
     stage: Stage,
     tables: &'a [SinkTable],
-    cursors: &'a [Cursor],
+    cursors: impl IntoIterator<Item = &'a Cursor>,
     now_ms: u64,
 ) -> Sight<'a> {
     let consumer = own.consumer.as_str();
     let others = cursors
-        .iter()
+        .into_iter()
         .filter(|other| other.consumer != consumer && layout::repaired_by(&other.consumer).is_none());
     let mut waits_for = Sight::Free;
     for other in others {

@@ -9,8 +9,10 @@ use millpond_consumer::Config;
 use millpond_manifest::admission::{Request, Sight, Stage, Step, look};
 use millpond_manifest::{BatchingPolicy, Cursor, SinkTable, SinkTables};
 use stateright::{Model, Property};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::LazyLock;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{Hash, Hasher};
+use std::sync::{LazyLock, Mutex};
+use std::{fmt, ptr};
 use uuid::Uuid;
 
 /// Settings with which a process may start.
@@ -42,13 +44,23 @@ pub struct Admissions {
 }
 
 /// The part of a consumer's cursor that decides.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-enum Register {
-    #[default]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Content {
     Absent,
     Tombstone(SinkTables),
     Alive(SinkTables),
 }
+
+/// A content that occurs in a search, with the cursor of each consumer that has it. Every state has several of them, so each is kept once
+/// and for good.
+struct Kept {
+    content: Content,
+    cursors: Vec<Cursor>,
+}
+
+/// The cursor of a consumer, of whatever consumer it is.
+#[derive(Clone, Copy)]
+struct Register(&'static Kept);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum State {
@@ -127,6 +139,9 @@ pub enum Action {
     Removes(usize),
 }
 
+/// The consumers of all models.
+const CONSUMERS_MAX: usize = 3;
+
 const LEASE_MS: u64 = 100;
 const AHEAD_MS: u64 = 10_000;
 
@@ -146,38 +161,92 @@ impl Settings {
     }
 }
 
-impl Register {
+impl Content {
     fn cursor(&self, consumer: usize) -> Cursor {
         let unborn = Cursor::unborn(Uuid::nil(), 0, &name(consumer), POLICY.clone());
         let (cursor, tables) = match self {
-            Register::Absent => return unborn,
-            Register::Tombstone(tables) => (unborn, tables),
-            Register::Alive(tables) => (unborn.begin_again(0, POLICY.clone()), tables),
+            Content::Absent => return unborn,
+            Content::Tombstone(tables) => (unborn, tables),
+            Content::Alive(tables) => (unborn.begin_again(0, POLICY.clone()), tables),
         };
         Cursor {
             tables: tables.clone(),
             ..cursor
         }
     }
+}
+
+impl Register {
+    fn with(content: Content) -> Register {
+        static ALL: LazyLock<Mutex<HashMap<Content, Register>>> =
+            LazyLock::new(|| Mutex::new(HashMap::new()));
+        let mut all = ALL.lock().expect("no search panics here");
+        *all.entry(content).or_insert_with_key(|content| {
+            let cursors = (0..CONSUMERS_MAX).map(|consumer| content.cursor(consumer));
+            Register(Box::leak(Box::new(Kept {
+                content: content.clone(),
+                cursors: cursors.collect(),
+            })))
+        })
+    }
+
+    fn absent() -> Register {
+        static ABSENT: LazyLock<Register> = LazyLock::new(|| Register::with(Content::Absent));
+        *ABSENT
+    }
+
+    /// An order that is the same throughout a search.
+    fn place(self) -> usize {
+        ptr::from_ref(self.0).addr()
+    }
+
+    fn is_absent(self) -> bool {
+        self == Register::absent()
+    }
+
+    fn cursor(self, consumer: usize) -> &'static Cursor {
+        &self.0.cursors[consumer]
+    }
 
     fn of(cursor: &Cursor) -> Register {
         let tables = cursor.tables.clone();
-        if cursor.is_removed() {
-            Register::Tombstone(tables)
+        Register::with(if cursor.is_removed() {
+            Content::Tombstone(tables)
         } else {
-            Register::Alive(tables)
+            Content::Alive(tables)
+        })
+    }
+
+    fn tables(self) -> Option<&'static SinkTables> {
+        match &self.0.content {
+            Content::Absent => None,
+            Content::Tombstone(tables) | Content::Alive(tables) => Some(tables),
         }
     }
 
-    fn tables(&self) -> Option<&SinkTables> {
-        match self {
-            Register::Absent => None,
-            Register::Tombstone(tables) | Register::Alive(tables) => Some(tables),
-        }
-    }
-
-    fn claim_id(&self) -> Option<u64> {
+    fn claim_id(self) -> Option<u64> {
         Some(self.tables()?.claim.as_ref()?.id)
+    }
+}
+
+/// Each content is kept once.
+impl PartialEq for Register {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.0, other.0)
+    }
+}
+
+impl Eq for Register {}
+
+impl Hash for Register {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        ptr::hash(self.0, state);
+    }
+}
+
+impl fmt::Debug for Register {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.content.fmt(f)
     }
 }
 
@@ -195,7 +264,7 @@ impl Admissions {
     }
 
     /// Returns the next step of a process, given its cursor as it last read it.
-    fn decides(&self, world: &World, place: usize, own: &Register, ahead: bool) -> Step {
+    fn decides(&self, world: &World, place: usize, own: Register, ahead: bool) -> Step {
         let settings = self.settings(world, place);
         let tables = settings.sink_tables();
         let request = Request {
@@ -217,17 +286,19 @@ impl Admissions {
         settings.map(|settings| settings.consumer + 1).max().unwrap_or(0)
     }
 
-    fn swap(world: &mut World, place: usize, consumer: usize, own: &Register, next: Register, fate: Fate) {
+    fn swap(world: &mut World, place: usize, consumer: usize, own: Register, next: Register, fate: Fate) {
         if fate != Fate::Answers {
             world.faults += 1;
         }
         if fate == Fate::Late {
-            world.late.push((consumer, own.clone(), next.clone()));
-            world.late.sort_by_key(|swap| format!("{swap:?}"));
+            world.late.push((consumer, own, next));
+            world
+                .late
+                .sort_unstable_by_key(|(consumer, own, next)| (*consumer, own.place(), next.place()));
         }
-        let lands = matches!(fate, Fate::Answers | Fate::Unreported) && world.cursors[consumer] == *own;
+        let lands = matches!(fate, Fate::Answers | Fate::Unreported) && world.cursors[consumer] == own;
         if lands {
-            world.cursors[consumer] = next.clone();
+            world.cursors[consumer] = next;
         }
         world.processes[place].state = if lands && fate == Fate::Answers {
             State::Knows(next)
@@ -238,7 +309,7 @@ impl Admissions {
 
     fn knows(&self, world: &mut World, place: usize, own: Register, ahead: bool, fate: Fate) -> Option<()> {
         let settings = self.settings(world, place).clone();
-        match self.decides(world, place, &own, ahead) {
+        match self.decides(world, place, own, ahead) {
             Step::Admitted => {
                 (fate == Fate::Answers).then_some(())?;
                 world.processes[place].state = State::StandsBy;
@@ -251,7 +322,7 @@ impl Admissions {
                 }
                 let process = &mut world.processes[place];
                 process.claimed = id.or(process.claimed);
-                Self::swap(world, place, settings.consumer, &own, next, fate);
+                Self::swap(world, place, settings.consumer, own, next, fate);
             }
             Step::Look(stage, tables) => {
                 (fate == Fate::Answers).then_some(())?;
@@ -259,7 +330,7 @@ impl Admissions {
                     world.processes[place].claimed = Some(id);
                 }
                 let there = |consumer: &usize| {
-                    *consumer != settings.consumer && world.cursors[*consumer] != Register::Absent
+                    *consumer != settings.consumer && !world.cursors[*consumer].is_absent()
                 };
                 let unread = (0..world.cursors.len()).filter(there).collect();
                 world.processes[place].state = State::Looks {
@@ -292,7 +363,7 @@ impl Admissions {
             return;
         };
         if let Some(next) = unread.pop_first() {
-            read.insert(next, world.cursors[next].clone());
+            read.insert(next, world.cursors[next]);
             world.processes[place].state = State::Looks {
                 own,
                 stage,
@@ -302,10 +373,10 @@ impl Admissions {
             };
             return;
         }
-        let cursors: Vec<Cursor> = read.iter().map(|(other, found)| found.cursor(*other)).collect();
+        let cursors = read.iter().map(|(other, found)| found.cursor(*other));
         let now_ms = if ahead { AHEAD_MS } else { 0 };
         let process = &mut world.processes[place];
-        match look(&own.cursor(consumer), stage, &tables, &cursors, now_ms) {
+        match look(own.cursor(consumer), stage, &tables, cursors, now_ms) {
             Sight::Free => {
                 process.free = Some(stage);
                 process.state = State::Knows(own);
@@ -341,7 +412,7 @@ impl Admissions {
     /// Its processes that write find that out. The others do not notice.
     fn removes(&self, world: &mut World, consumer: usize) {
         world.removed += 1;
-        world.cursors[consumer] = Register::Tombstone(SinkTables::default());
+        world.cursors[consumer] = Register::with(Content::Tombstone(SinkTables::default()));
         world.wrote[consumer].clear();
         for place in 0..world.processes.len() {
             let writes = world.processes[place].state == State::Writes;
@@ -357,7 +428,7 @@ impl Admissions {
             State::Idle | State::Gone | State::Writes => return None,
             State::Reads => {
                 (!ahead && fate == Fate::Answers).then_some(())?;
-                world.processes[place].state = State::Knows(world.cursors[consumer].clone());
+                world.processes[place].state = State::Knows(world.cursors[consumer]);
             }
             State::Knows(own) => self.knows(world, place, own, ahead, fate)?,
             State::StandsBy => {
@@ -370,14 +441,14 @@ impl Admissions {
             }
             State::Refused => {
                 (!ahead).then_some(())?;
-                let own = world.cursors[consumer].clone();
+                let own = world.cursors[consumer];
                 let id = own.claim_id();
                 if id.is_none() || id != world.processes[place].claimed {
                     (fate == Fate::Answers).then_some(())?;
                     world.processes[place].state = State::Gone;
                 } else {
                     let next = Register::of(&own.cursor(consumer).without_claim());
-                    Self::swap(world, place, consumer, &own, next, fate);
+                    Self::swap(world, place, consumer, own, next, fate);
                     world.processes[place].state = State::Refused;
                 }
             }
@@ -407,7 +478,7 @@ impl Model for Admissions {
             claimed: None,
         };
         vec![World {
-            cursors: vec![Register::Absent; self.consumers()],
+            cursors: vec![Register::absent(); self.consumers()],
             processes: vec![idle; self.processes.len()],
             late: Vec::new(),
             wrote: vec![BTreeSet::new(); self.consumers()],
@@ -425,7 +496,7 @@ impl Model for Admissions {
         }
         actions.extend((0..world.late.len()).map(Action::Lands));
         if world.removed < self.removals {
-            let there = |consumer: &usize| world.cursors[*consumer] != Register::Absent;
+            let there = |consumer: &usize| !world.cursors[*consumer].is_absent();
             let consumers = (0..world.cursors.len()).filter(there);
             actions.extend(consumers.map(Action::Removes));
         }
@@ -497,9 +568,9 @@ impl Model for Admissions {
             Property::always(
                 "nothing is kept for a consumer that has no tables",
                 |_, world: &World| {
-                    world.cursors.iter().all(|cursor| match cursor {
-                        Register::Alive(tables) => !tables.tables.is_empty(),
-                        Register::Absent | Register::Tombstone(_) => true,
+                    world.cursors.iter().all(|cursor| match &cursor.0.content {
+                        Content::Alive(tables) => !tables.tables.is_empty(),
+                        Content::Absent | Content::Tombstone(_) => true,
                     })
                 },
             ),

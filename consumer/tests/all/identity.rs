@@ -206,9 +206,14 @@ async fn an_owner_whose_cursor_is_removed_ends() {
     let table = Table::open("table");
     let owner = start(&log.store, config("a"), &table);
     acknowledged(&log, 1).await;
-    let standby = start(&log.store, config("b"), &table);
-    eventually("the owner stands by", async || !standby.task.is_finished()).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let (store, network) = log.store.behind(Faults::default());
+    let [mut looks, mut looked] = [0; 2].map(|_| network.hold(On::Get, "cursor"));
+    let standby = start(&store, config("b"), &table);
+    looks.arrived().await;
+    looks.release();
+    // At its second look, the standby knows the cursor.
+    looked.arrived().await;
+    looked.release();
     log.remove("default").await;
     log.commit(&[2]).await;
     for ended in [owner, standby] {

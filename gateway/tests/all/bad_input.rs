@@ -4,9 +4,10 @@
 use std::io::Write;
 use std::time::Duration;
 
-use crate::common::{PATIENCE, Pieces, framed, logs, logs_of, producer_config, start};
+use crate::common::{PATIENCE, Pieces, SHORT, framed, logs, logs_of, producer_config, start};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use futures::future::join_all;
 use millpond_gateway::Config;
 use millpond_storage::unreliable::On;
 use prost::Message;
@@ -180,38 +181,40 @@ async fn a_zstd_window_of_128_mib_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stalls_in_mid_body_is_given_up() {
     let config = Config {
-        read_timeout: Duration::from_millis(50),
+        read_timeout: SHORT,
         ..Config::default()
     };
     let gateway = start(producer_config(), config).await;
     let message = framed(false, &logs(100).encode_to_vec());
-    for length in [0, 3, message.len() / 2, message.len()] {
+    let stalls = [0, 3, message.len() / 2, message.len()].map(async |length| {
         let status = gateway
             .send(&[], Pieces::stalling(message[..length].to_vec()))
             .await;
         assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
         assert!(status.message().contains(&format!("{length} bytes")), "{status}");
-    }
+    });
+    join_all(stalls).await;
     gateway.assert_well().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_does_not_speak_http2_is_closed() {
     let config = Config {
-        handshake_timeout: Duration::from_millis(50),
+        handshake_timeout: SHORT,
         ..Config::default()
     };
     let gateway = start(producer_config(), config).await;
     let noise: Vec<u8> = (0u32..4096)
         .map(|n| (n.wrapping_mul(2_654_435_761) >> 24).to_le_bytes()[0])
         .collect();
-    for bytes in [
+    let connections = [
         &b""[..],
         b"PRI",
         b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
         &noise,
         &PREFACE[..23],
-    ] {
+    ]
+    .map(async |bytes| {
         let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
         stream.write_all(bytes).await.expect("written");
         let mut answer = Vec::new();
@@ -226,7 +229,8 @@ async fn a_connection_that_does_not_speak_http2_is_closed() {
                 "{answer}"
             );
         }
-    }
+    });
+    join_all(connections).await;
     gateway.assert_well().await;
 }
 

@@ -1,10 +1,9 @@
 //! OTLP/HTTP with malformed, oversized and truncated input. Each gets the error of the specification, nothing hangs,
 //! and no memory is kept.
 
-use std::time::Duration;
-
 use crate::common::http::{JSON, LOGS, PROTOBUF, compressed};
-use crate::common::{PATIENCE, Pieces, Running, logs, logs_of, producer_config, start};
+use crate::common::{PATIENCE, Pieces, Running, SHORT, logs, logs_of, producer_config, start};
+use futures::future::join_all;
 use hyper::StatusCode;
 use millpond_gateway::Config;
 use prost::Message;
@@ -247,16 +246,17 @@ async fn a_client_that_sends_expect_100_continue_is_refused_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stalls_in_mid_body_is_504() {
     let config = Config {
-        read_timeout: Duration::from_millis(50),
+        read_timeout: SHORT,
         ..Config::default()
     };
     let gateway = start(producer_config(), config).await;
-    for length in [0, 1, LOGS.len()] {
+    let stalls = [0, 1, LOGS.len()].map(async |length| {
         let body = Pieces::stalling(&LOGS.as_bytes()[..length]);
         let (status, message, _) = refusal(&gateway, JSON, "identity", body).await;
         assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
         assert!(message.contains("not complete after"), "{message}");
-    }
+    });
+    join_all(stalls).await;
     gateway.assert_well().await;
 }
 
@@ -284,18 +284,19 @@ async fn a_client_that_goes_away_in_mid_body_keeps_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_says_nothing_or_half_of_its_headers_is_closed() {
     let config = Config {
-        handshake_timeout: Duration::from_millis(50),
-        http1_header_timeout: Duration::from_millis(50),
+        handshake_timeout: SHORT,
+        http1_header_timeout: SHORT,
         ..Config::default()
     };
     let gateway = start(producer_config(), config).await;
-    for bytes in [
+    let connections = [
         &b""[..],
         b"PRI * HTTP",
         b"P",
         b"POST /v1/logs HTTP/1.1\r\nhost: x\r\ncont",
         b"\x16\x03\x01 a TLS client's hello",
-    ] {
+    ]
+    .map(async |bytes| {
         let mut stream = TcpStream::connect(gateway.http_address)
             .await
             .expect("a connection");
@@ -304,7 +305,8 @@ async fn a_connection_that_says_nothing_or_half_of_its_headers_is_closed() {
         let _ = timeout(PATIENCE, stream.read_to_end(&mut answer))
             .await
             .expect("an end");
-    }
+    });
+    join_all(connections).await;
     gateway.assert_well().await;
 }
 

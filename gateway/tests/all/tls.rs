@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::common::http::LOGS;
 use crate::common::pki::{Ca, Leaf, UNTIL};
-use crate::common::{PATIENCE, Running, logs, producer_config, secured, start};
+use crate::common::{PATIENCE, Running, SHORT, logs, producer_config, secured, start};
+use futures::future::join_all;
 use millpond_gateway::{Config, Security, SecurityFiles, TlsFiles};
 use opentelemetry_proto::tonic::collector::logs::v1::logs_service_client::LogsServiceClient;
 use prometheus_client::registry::Registry;
@@ -201,18 +202,19 @@ async fn tls_to_a_port_in_clear_is_closed_at_once() {
 async fn a_handshake_that_stalls_is_closed_and_gives_its_memory_back() {
     let place = Place::new(&Ca::new("ours").server());
     let config = Config {
-        handshake_timeout: Duration::from_millis(50),
+        handshake_timeout: SHORT,
         ..Config::default()
     };
     let gateway = secured(producer_config(), config, &place.files(None)).await;
     // Nothing; half of a record header; the header of a 16 KiB record.
     let stalls = [&b""[..], &[22, 3], &[22, 3, 1, 0x40, 0, 1, 0, 0x3f, 0xfc]];
-    for (slow, begun) in (1..).zip(stalls) {
+    let connections = stalls.map(async |begun| {
         let mut stream = TcpStream::connect(gateway.address).await.expect("a connection");
         stream.write_all(begun).await.expect("written");
         assert_eq!(read_all(&mut stream).await, b"");
-        until_refused(&gateway, "slow", slow).await;
-    }
+    });
+    join_all(connections).await;
+    until_refused(&gateway, "slow", 3).await;
     until_nothing_is_held(&gateway).await;
 }
 

@@ -43,6 +43,9 @@ pub const EXPORT: &str = "/opentelemetry.proto.collector.logs.v1.LogsService/Exp
 /// A longer wait means that something hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A limit that a client which waits for nothing keeps, also on a machine that stalls for a moment.
+pub const SHORT: Duration = Duration::from_secs(1);
+
 /// A running gateway.
 pub struct Running {
     /// Of OTLP/gRPC.
