@@ -126,9 +126,8 @@ def main() -> int:
     print(f"{records} log records in {seconds:.0f} s, {measured['missing']} missing")
     for name, memory in measured["memory_mib"].items():
         means = ", ".join(f"{mean:.1f}" for mean in memory["quarters"])
-        print(
-            f"{name}: {means} MiB on average in each quarter, peak with files {memory['peak']:.1f} MiB"
-        )
+        peak = f"peak with files {memory['peak']:.1f} MiB"
+        print(f"{name}: {means} MiB on average in each quarter, {peak}")
     if arguments.json:
         arguments.json.write_text(json.dumps(measured, indent=2) + "\n")
     growing = [name for name, memory in measured["memory_mib"].items() if grows(memory)]

@@ -1104,6 +1104,16 @@ CATCHERS = {
         swapping("a_busy_shard_with_many_cursors_is_trimmed", r"Contended"),
     ],
     "large-cursor-unreadable": [swapping("a_large_cursor_counts", r"left: 0")],
+    "unfound-cursor-is-removed": [
+        swapping("a_listed_cursor_that_a_read_does_not_find_keeps_the_log", r"left: \(8, 0\)")
+    ],
+    "stale-list-accepted": [
+        Catcher(
+            "storage/tests/conformance/self_test.rs",
+            "a_store_that_ignores_a_precondition_is_refused_and_told_which",
+            r"a broken store: \(\)",
+        )
+    ],
     "damaged-cursors-read-again": [
         swapping("damaged_cursors_are_not_read_again", r"left: 6"),
     ],

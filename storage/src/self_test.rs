@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub enum SelfTestError {
     /// The store does not honour a precondition.
     #[error(
-        "the store at {url} cannot hold a buffer: {violation}. Committed data would be overwritten without notice. \
+        "the store at {url} cannot hold a buffer: {violation}. Committed data could be lost without notice. \
          Use a store with conditional writes (AWS S3, Google Cloud Storage, Azure Blob Storage, Cloudflare R2, \
          a current MinIO), or upgrade this one; a proxy or gateway in front of it may be what drops the condition"
     )]
@@ -76,6 +76,11 @@ pub enum Violation {
     /// A read does not return an accepted write.
     #[error("a write that it accepted is not there when read back")]
     AcceptedAndGone,
+    /// A list shows a version that an accepted update has replaced.
+    #[error(
+        "its lists show an object as it was before an update that it accepted (a cache in front of it, or an index that is late)"
+    )]
+    StaleList,
     /// The store refused a write although its condition held.
     #[error("it refuses conditional writes whose condition holds")]
     RefusesAll,
@@ -169,6 +174,7 @@ impl Test<'_> {
         let key = self.key("alone");
         let first = self.create(&key).await?;
         self.replace(&key, &first).await?;
+        self.must_not_list(&key, &first).await?;
         self.must_refuse(Violation::StaleUpdate, || async {
             self.store
                 .compare_and_set(&key, Some(&first), body("stale"))
@@ -188,6 +194,20 @@ impl Test<'_> {
                 .into()
         })
         .await
+    }
+
+    /// Garbage collection goes by the versions in a list. Its role may list, and those of others may not.
+    async fn must_not_list(&self, key: &str, replaced: &Version) -> Result<(), Finding> {
+        let Ok(listed) = self.store.list_with_versions(&self.folder).await else {
+            return Ok(());
+        };
+        match listed
+            .iter()
+            .any(|found| found.key == key && found.is_at(replaced))
+        {
+            true => Err(Finding::Violation(Violation::StaleList)),
+            false => Ok(()),
+        }
     }
 
     /// Repeats until the answer is clear.

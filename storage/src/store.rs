@@ -109,13 +109,13 @@ pub struct Listed {
     pub size: u64,
     /// When it was written, by the store's clock: Unix time in milliseconds.
     pub last_modified_ms: i64,
-    /// The ETag in the listing.
+    /// The ETag in a listing with versions.
     e_tag: Option<String>,
 }
 
 impl Listed {
     /// Returns true if the object had this version when the store listed it, so that its content is the one that was read with the
-    /// version. False if the listing does not tell: it has no ETags (files), or weak ones, or others than a read has.
+    /// version. False if the listing does not tell: it was asked for without versions, or has no ETags (files), or weak ones, or others than a read has.
     pub fn is_at(&self, version: &Version) -> bool {
         let listed = self.e_tag.as_deref().and_then(opaque_tag);
         listed.is_some() && listed == version.0.e_tag.as_deref().and_then(opaque_tag)
@@ -307,8 +307,25 @@ impl Store {
     /// # Errors
     /// A page got no answer. A partial listing is useless, so none is returned.
     pub async fn list(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
+        // A folder may have millions of objects.
+        self.list_keeping(prefix, |_| None).await
+    }
+
+    /// Lists all objects in a folder with their versions: see [`Listed::is_at`].
+    ///
+    /// # Errors
+    /// As [`Store::list`].
+    pub async fn list_with_versions(&self, prefix: &str) -> Result<Vec<Listed>, Error> {
+        self.list_keeping(prefix, |e_tag| e_tag).await
+    }
+
+    async fn list_keeping(
+        &self,
+        prefix: &str,
+        kept: impl Fn(Option<String>) -> Option<String>,
+    ) -> Result<Vec<Listed>, Error> {
         let mut all = self
-            .list_folder(prefix)
+            .list_folder(prefix, kept)
             .await
             .map_err(|failure| self.error("list", prefix, &failure))?;
         all.sort_unstable_by(|a, b| a.key.cmp(&b.key));
@@ -398,7 +415,11 @@ impl Store {
         self.request(Kind::put, key, put).await
     }
 
-    async fn list_folder(&self, prefix: &str) -> Result<Vec<Listed>, Failure> {
+    async fn list_folder(
+        &self,
+        prefix: &str,
+        kept: impl Fn(Option<String>) -> Option<String>,
+    ) -> Result<Vec<Listed>, Failure> {
         let folder = if prefix.is_empty() {
             Path::parse(&self.0.prefix).map_err(|error| Failure::Invalid(format!("not a prefix: {error}")))?
         } else {
@@ -425,7 +446,11 @@ impl Store {
             match entry {
                 Ok(Some(meta)) => {
                     let key = meta.location.as_ref().get(strip..).unwrap_or_default();
-                    all.push(listed(key.to_owned(), &meta));
+                    let (key, e_tag) = (key.to_owned(), kept(meta.e_tag.clone()));
+                    all.push(Listed {
+                        e_tag,
+                        ..listed(key, &meta)
+                    });
                 }
                 Ok(None) => return Ok(all),
                 Err(failure) if failure.is_absent() => return Ok(Vec::new()),
@@ -495,7 +520,7 @@ fn listed(key: String, meta: &ObjectMeta) -> Listed {
         key,
         size: meta.size,
         last_modified_ms: meta.last_modified.timestamp_millis(),
-        e_tag: meta.e_tag.clone(),
+        e_tag: None,
     }
 }
 

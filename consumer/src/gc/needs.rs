@@ -85,7 +85,7 @@ impl GarbageCollector {
     pub(super) async fn needs(&self, shard: u32, known: &mut KnownCursors) -> Result<Needs, CollectError> {
         let mut needs = Needs::default();
         let mut here = BTreeSet::new();
-        let mut listed = self.store.list(&layout::consumers(shard)).await?;
+        let mut listed = self.store.list_with_versions(&layout::consumers(shard)).await?;
         listed.retain(|found| found.key.ends_with("/cursor"));
         for (key, standing) in self.standings(listed, known).await? {
             match standing {
@@ -115,7 +115,7 @@ impl GarbageCollector {
         needs: &mut Needs,
         known: &mut KnownCursors,
     ) -> Result<bool, CollectError> {
-        let mut listed = self.store.list(&layout::consumers(0)).await?;
+        let mut listed = self.store.list_with_versions(&layout::consumers(0)).await?;
         listed.retain(|found| {
             let name = layout::reader_of_cursor(0, &found.key);
             name.is_some_and(|name| !cursors.contains(&layout::cursor(shard, name)))
@@ -172,8 +172,12 @@ impl GarbageCollector {
             Ok(Some((version, Ok(cursor)))) => (Some(version), self.standing_of(&found.key, &cursor)),
             Ok(Some((_, Err(damaged)))) if is_just_large(&damaged) => return Ok(None),
             Ok(Some((version, Err(damaged)))) => (Some(version), Standing::Unreadable(unreadable(damaged)?)),
-            // Somebody has deleted it since.
-            Ok(None) => (None, Standing::Removed),
+            // Somebody has deleted it since, which the next round's list shows, or a cache has an old answer.
+            Ok(None) => {
+                let key = &found.key;
+                let absent = format!("{key}: the store lists it, and a read does not find it");
+                (None, Standing::Unreadable(absent))
+            }
             Err(error) => (None, Standing::Unreadable(unreadable(error.into())?)),
         };
         Ok(Some(Known { version, standing }))

@@ -209,7 +209,7 @@ async fn a_listing_shows_the_version_of_each_object(ground: &Ground) {
     let store = &ground.store;
     let shows = !matches!(ground.kind, Kind::File);
     let listed = async |key: &str| {
-        let listed = store.list("a").await.expect("list");
+        let listed = store.list_with_versions("a").await.expect("list");
         listed
             .into_iter()
             .find(|object| object.key == key)

@@ -1,7 +1,7 @@
 //! Stores that each break a guarantee. The self-test must refuse them.
 
 use async_trait::async_trait;
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 use millpond_storage::{ErrorKind, SelfTestError, Store, Violation};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -9,8 +9,9 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
@@ -26,6 +27,8 @@ enum Fault {
     /// A proxy loses each answer and sends the write again: the answer is the one to the second copy.
     AnswersTheCopy,
     Refuses,
+    /// A cache shows each object in its first version.
+    ListsAsBefore,
 }
 
 /// A store in memory with one fault.
@@ -33,9 +36,19 @@ enum Fault {
 struct Broken {
     inner: InMemory,
     fault: Fault,
+    /// The tag of each object's first version.
+    first: Arc<Mutex<HashMap<Path, Option<String>>>>,
 }
 
 impl Broken {
+    fn new(fault: Fault) -> Self {
+        Self {
+            inner: InMemory::new(),
+            fault,
+            first: Arc::default(),
+        }
+    }
+
     async fn check(&self, location: &Path, mode: &PutMode) -> Result<()> {
         let current = match self.inner.head(location).await {
             Ok(meta) => meta.e_tag,
@@ -79,7 +92,7 @@ impl ObjectStore for Broken {
                     source: "always".into(),
                 });
             }
-            Fault::KeepsTheRefused => false,
+            Fault::KeepsTheRefused | Fault::ListsAsBefore => false,
             Fault::AnswersTheCopy => {
                 let (first, again) = (options.clone(), payload.clone());
                 self.inner.put_opts(location, payload, first).await?;
@@ -118,7 +131,11 @@ impl ObjectStore for Broken {
             tokio::task::yield_now().await;
             options.mode = PutMode::Overwrite;
         }
-        self.inner.put_opts(location, payload, options).await
+        let written = self.inner.put_opts(location, payload, options).await?;
+        let mut first = self.first.lock().expect("no test panics here");
+        let e_tag = written.e_tag.clone();
+        first.entry(location.clone()).or_insert(e_tag);
+        Ok(written)
     }
 
     async fn put_multipart_opts(
@@ -138,7 +155,17 @@ impl ObjectStore for Broken {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
+        let listed = self.inner.list(prefix);
+        if self.fault != Fault::ListsAsBefore {
+            return listed;
+        }
+        let first = Arc::clone(&self.first);
+        let as_before = move |meta: ObjectMeta| {
+            let first = first.lock().expect("no test panics here");
+            let e_tag = first.get(&meta.location).cloned().flatten();
+            ObjectMeta { e_tag, ..meta }
+        };
+        listed.map_ok(as_before).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
@@ -151,8 +178,7 @@ impl ObjectStore for Broken {
 }
 
 async fn violation(fault: Fault) -> Violation {
-    let inner = InMemory::new();
-    let store = Store::over(Arc::new(Broken { inner, fault }), "b");
+    let store = Store::over(Arc::new(Broken::new(fault)), "b");
     let error = store.self_test().await.expect_err("a broken store");
     assert_eq!(error.kind(), ErrorKind::Misconfigured);
     let left = store.list("").await.expect("list");
@@ -191,6 +217,7 @@ async fn a_store_that_ignores_a_precondition_is_refused_and_told_which() {
         (Fault::CreatesOnIfMatch, Violation::UpdateOfNothing, "absent key"),
         (Fault::KeepsTheRefused, Violation::AcceptedAndGone, "read back"),
         (Fault::Refuses, Violation::RefusesAll, "refuses"),
+        (Fault::ListsAsBefore, Violation::StaleList, "lists"),
     ] {
         let found = violation(fault).await;
         assert_eq!(found, wanted);
@@ -200,8 +227,6 @@ async fn a_store_that_ignores_a_precondition_is_refused_and_told_which() {
 
 #[tokio::test]
 async fn a_repeated_write_is_no_verdict() {
-    let inner = InMemory::new();
-    let fault = Fault::AnswersTheCopy;
-    let store = Store::over(Arc::new(Broken { inner, fault }), "b");
+    let store = Store::over(Arc::new(Broken::new(Fault::AnswersTheCopy)), "b");
     assert_eq!(store.self_test().await, Ok(()));
 }
