@@ -1252,6 +1252,12 @@ CATCHERS = {
             "never: the batch is acknowledged",
         )
     ],
+    "cut-batch-takes-copies": [
+        unique(
+            "a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it",
+            "the copies are dropped",
+        )
+    ],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
         keys(

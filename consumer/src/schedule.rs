@@ -182,8 +182,9 @@ impl Schedule {
             let paged = seen.end < self.end(cursor, log, stream);
             self.acknowledge(&mut decision, cursor, log, stream, &seen);
             let found = seen.candidates;
-            let (mut waiting, mut left_open) = (0, paged || found.len() > limit);
-            for candidate in found.iter().take(limit) {
+            let free = limit.saturating_sub(self.compared(cursor, log, stream).count());
+            let (mut waiting, mut left_open) = (0, paged || found.len() > free);
+            for candidate in found.iter().take(free) {
                 let key = (stream.to_owned(), candidate.plan);
                 if self.work.contains_key(&key) {
                     continue;
@@ -228,7 +229,10 @@ impl Schedule {
     /// Acknowledges contiguous finished batches, never past a hole. Sequences without a part of this stream are not
     /// holes.
     fn acknowledge(&self, decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, seen: &Seen) {
-        let (finished, next) = self.finished_to(stream, seen);
+        let (finished, mut next) = self.finished_to(stream, seen);
+        if let Some(plan) = self.compared(cursor, log, stream).next() {
+            next = next.min(plan.low).max(cursor.next(stream));
+        }
         let moves = next > cursor.next(stream);
         // A consumed stream without a position gets one, so that the garbage collector keeps the log from there on.
         if moves || !cursor.streams.contains_key(stream) {
@@ -236,6 +240,23 @@ impl Schedule {
             // Also acknowledge pages without a part of this stream, because the position decides which pages to load.
             decision.progress |= moves && (finished > 0 || next < log.tail_start());
         }
+    }
+
+    /// The batches in flight that retention has cut, of a stream whose rows are compared with earlier ones: later rows may be dropped
+    /// because these have the first of their keys. So nothing after them is acknowledged before they are in the sink. A successor
+    /// that cannot read them again ends.
+    fn compared<'a>(
+        &'a self,
+        cursor: &Cursor,
+        log: &Log,
+        stream: &'a str,
+    ) -> impl Iterator<Item = Plan> + 'a {
+        let begins = begins(cursor, log, stream);
+        let is_compared = cursor.deduplicates(stream).is_some();
+        let work = self.work.iter().filter(move |_| is_compared);
+        work.filter_map(move |((of, plan), progress)| {
+            (of == stream && plan.low < begins && *progress == Progress::Running).then_some(*plan)
+        })
     }
 
     /// Returns the number of finished batches from the position on, and the sequence after them.

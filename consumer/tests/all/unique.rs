@@ -3,7 +3,7 @@
 use crate::support::{
     Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, start, start_on,
 };
-use millpond_consumer::Config;
+use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::UniqueSetting;
 use millpond_storage::Store;
 use std::collections::BTreeMap;
@@ -245,4 +245,52 @@ async fn restarts_do_not_delay_a_snapshot() {
     }
     needs(&log, 4).await;
     consumer.stop().await.unwrap();
+}
+
+/// Two segments in one batch whose INSERT hangs, the first of which retention trims, and then a segment that repeats both rows.
+async fn cut_in_flight(log: &mut Log) -> (Arc<Table>, Running) {
+    let table = Table::shut("table");
+    table.repeat_after(2);
+    log.commit_to(STREAM, &[1, 1]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    eventually("the batch is on its way", async || table.hanging() == 1).await;
+    log.change(|log| log.collect(1, 0)).await;
+    log.commit_to(STREAM, &[2]).await;
+    // For longer than a lease, and than snapshots wait.
+    tokio::time::sleep(Duration::from_secs(121)).await;
+    (table, consumer)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it() {
+    let mut log = Log::new(Store::memory()).await;
+    let (table, consumer) = cut_in_flight(&mut log).await;
+    consumer.crash().await;
+    // The successor cannot read the keys of the first rows, and must not take them for written.
+    table.let_through(1 << 20);
+    let successor = start(&log.store, unique("next"), &table);
+    let lost = tokio::time::timeout(Duration::from_secs(60), successor.task).await;
+    assert!(
+        matches!(lost, Ok(Ok(Err(ConsumeError::UniqueLost { .. })))),
+        "the copies are dropped: {lost:?}"
+    );
+    log.reset("default", 2).await;
+    let consumer = start(&log.store, unique("next"), &table);
+    acknowledged_in(&log, STREAM, 3).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[2, 3]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_retention_cuts_in_flight_may_arrive_after_all() {
+    let mut log = Log::new(Store::memory()).await;
+    let (table, consumer) = cut_in_flight(&mut log).await;
+    table.let_through(1 << 20);
+    acknowledged_in(&log, STREAM, 3).await;
+    needs(&log, 3).await;
+    let consumer = restart(consumer, &log, &table).await;
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged_in(&log, STREAM, 4).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1]));
 }
