@@ -1243,6 +1243,27 @@ CATCHERS = {
     "places-are-known": [
         keys("chosen_keys_are_as_spread_as_others", r"\d+ 50000"),
     ],
+    "full-list-stays": [
+        keys(
+            "a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys",
+            r"\d+ are named",
+        )
+    ],
+    "list-replaced-too-early": [
+        keys(
+            "the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart",
+            r"seed \d+, part \d+",
+        )
+    ],
+    "snapshots-during-replacement-dropped": [
+        keys(
+            "a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys",
+            "assertion `left == right` failed",
+        )
+    ],
+    "waiting-keys-stay": [
+        keys("keys_that_wait_for_a_snapshot_are_forgotten_with_the_others", r"\d+ wait of \d+")
+    ],
     "restart-delays-snapshot": [
         unique("restarts_do_not_delay_a_snapshot", "never: the log is not needed any more"),
     ],

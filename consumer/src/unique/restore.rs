@@ -1,7 +1,7 @@
 //! Puts the state of a stream together again: the snapshots that the cursor names, and the keys of the log after them.
 
 use super::keys::PartKeys;
-use super::state::{KeyLimit, Of, State, TooManyKeys};
+use super::state::{KeyLimit, Of, Sizes, State, TooManyKeys};
 use crate::error::ConsumeError;
 use crate::reading::{BEHIND_WAIT, NOT_YET, read_patiently};
 use crate::shard::{PageRead, Shard};
@@ -81,7 +81,11 @@ pub(crate) async fn restore(
         setting: source.setting.clone(),
         since: source.of.since,
     };
-    let mut state = State::new(of, limit);
+    let sizes = Sizes {
+        keys: shard.worker.snapshot_keys,
+        earlier: shard.worker.snapshots_named,
+    };
+    let mut state = State::new(of, limit, sizes);
     if let Some(name) = source.of.snapshot {
         let newest = snapshot(shard, source, &state, name).await?;
         state.resume(&newest, name);

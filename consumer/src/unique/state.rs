@@ -11,7 +11,7 @@ use millpond_manifest::{UniqueReference, UniqueSetting, UniqueSnapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use table::{Look, Table};
+use table::{Look, PARTITIONS, Table};
 use uuid::Uuid;
 
 /// Rows whose keys are fetched into the caches at a time.
@@ -19,6 +19,31 @@ const FETCHED: usize = 64;
 
 /// A window has this many buckets.
 const BUCKETS: i64 = 16;
+
+/// The most shares of a replacement.
+const SHARES_MAX: usize = 256;
+
+/// The most keys of a snapshot's share, since a reader takes objects of a gigabyte at most: 384 MiB.
+const SHARE_MAX: u64 = 1 << 24;
+
+/// The sizes of snapshots.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    /// New keys that are worth a snapshot.
+    pub(crate) keys: u64,
+    /// From this number of earlier snapshots on, the next ones replace them.
+    pub(crate) earlier: usize,
+}
+
+/// The replacement of the earlier snapshots. Each of the next ones has a share of all keys besides the new ones, and the one with the last
+/// share names none from before the first.
+#[derive(Debug, Clone, Copy)]
+struct Rewrite {
+    /// The sequence of the last snapshot to replace.
+    through: u64,
+    shares: usize,
+    done: usize,
+}
 
 /// The numbers of the records of a part that the consumer drops, as a set of bits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -119,6 +144,9 @@ pub(crate) struct State {
     fresh: Vec<(u128, i64)>,
     /// The snapshots that have the others.
     stored: Vec<EarlierSnapshot>,
+    sizes: Sizes,
+    /// The replacement of `stored` that is under way. A successor begins another one.
+    rewrite: Option<Rewrite>,
     /// The number of rows dropped so far.
     duplicates: u64,
     /// The state is the one before this sequence.
@@ -137,7 +165,7 @@ pub(crate) struct Decisions {
 
 impl State {
     /// The state before the first sequence of a setting.
-    pub(crate) fn new(of: Of, limit: KeyLimit) -> State {
+    pub(crate) fn new(of: Of, limit: KeyLimit, sizes: Sizes) -> State {
         let window_us = i64::try_from(of.setting.window_ms.saturating_mul(1_000)).unwrap_or(i64::MAX);
         State {
             window_us,
@@ -147,6 +175,8 @@ impl State {
             limit,
             fresh: Vec::new(),
             stored: Vec::new(),
+            sizes,
+            rewrite: None,
             duplicates: 0,
             next: of.since,
             snapshot_at: of.since,
@@ -214,14 +244,36 @@ impl State {
 
     /// Returns true if another snapshot may name all that it needs.
     pub(crate) fn may_snapshot(&self) -> bool {
-        self.named().count() < EARLIER_MAX
+        self.named(self.rewrite()).count() < EARLIER_MAX
     }
 
-    /// The snapshots that the next one names: those with times that are not all below the floor.
-    fn named(&self) -> impl Iterator<Item = &EarlierSnapshot> {
-        self.stored
-            .iter()
-            .filter(|earlier| self.remembers(earlier.newest_us))
+    /// The snapshots that the next one names: those with times that are not all below the floor, and that it does not replace.
+    fn named(&self, rewrite: Option<Rewrite>) -> impl Iterator<Item = &EarlierSnapshot> {
+        let replaced = rewrite.filter(|rewrite| rewrite.done + 1 == rewrite.shares);
+        self.stored.iter().filter(move |earlier| {
+            let is_replaced = replaced.is_some_and(|rewrite| earlier.reference.next <= rewrite.through);
+            self.remembers(earlier.newest_us) && !is_replaced
+        })
+    }
+
+    /// The share that the next snapshot has. A share is as small as the keys that are worth a snapshot anyway, as long as the list has room
+    /// for that many, even if owners change before the last one.
+    fn rewrite(&self) -> Option<Rewrite> {
+        if self.rewrite.is_some() {
+            return self.rewrite;
+        }
+        let named = self.named(None).count();
+        if named < self.sizes.earlier {
+            return None;
+        }
+        let shares_of = |keys: u64| usize::try_from(self.keys().div_ceil(keys.max(1))).unwrap_or(usize::MAX);
+        let room = EARLIER_MAX.saturating_sub(named) / 4;
+        let shares = shares_of(self.sizes.keys / 4).clamp(1, SHARES_MAX).min(room);
+        Some(Rewrite {
+            through: self.snapshot_at,
+            shares: shares.max(shares_of(SHARE_MAX)).clamp(1, PARTITIONS),
+            done: 0,
+        })
     }
 
     /// Decides about the rows of the next part. The setting does not apply before its beginning.
@@ -278,6 +330,8 @@ impl State {
             let (limit, width) = (self.limit.clone(), self.width());
             let gone = self.table.retain(|at_us| at_us.div_euclid(width) >= floor);
             limit.give_back(gone as u64);
+            // They wait for long if no snapshot is possible.
+            self.fresh.retain(|(_, at_us)| at_us.div_euclid(width) >= floor);
         }
     }
 
@@ -312,7 +366,12 @@ impl State {
             setting,
             since,
         } = self.of.clone();
-        let fresh = self.fresh.iter();
+        let rewrite = self.rewrite();
+        let mut entries = self.fresh.clone();
+        entries.retain(|(_, at_us)| self.remembers(*at_us));
+        if let Some(Rewrite { shares, done, .. }) = rewrite {
+            entries.extend(self.table.share(done, shares));
+        }
         UniqueSnapshot {
             buffer_id,
             shard,
@@ -324,16 +383,18 @@ impl State {
             floor: self.floor,
             recent: self.recent.iter().copied().collect(),
             duplicates: self.duplicates,
-            earlier: self.named().copied().collect(),
-            entries: fresh
-                .filter(|(_, at_us)| self.remembers(*at_us))
-                .copied()
-                .collect(),
+            earlier: self.named(rewrite).copied().collect(),
+            entries,
         }
     }
 
     /// The store has this snapshot, the last one that [`snapshot`](Self::snapshot) made.
     pub(crate) fn stored(&mut self, snapshot: &UniqueSnapshot, name: UniqueReference) {
+        let rewrite = self.rewrite().map(|rewrite| Rewrite {
+            done: rewrite.done + 1,
+            ..rewrite
+        });
+        self.rewrite = rewrite.filter(|rewrite| rewrite.done < rewrite.shares);
         self.fresh = Vec::new();
         let (recent, floor) = (std::mem::take(&mut self.recent), self.floor);
         self.resume(snapshot, name);

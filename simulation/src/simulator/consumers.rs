@@ -152,6 +152,7 @@ pub(crate) fn start(
         unique: unique(world, rng),
         unique_memory: 16 << 10,
         snapshot_keys: world.scenario.snapshot_keys,
+        snapshots_named: world.scenario.snapshots_named,
         ..Config::default()
     };
     let sink = Connection {

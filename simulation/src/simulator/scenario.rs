@@ -73,6 +73,8 @@ pub(crate) struct Scenario {
     pub(crate) windows: Vec<Duration>,
     /// The number of new keys after which an owner stores them.
     pub(crate) snapshot_keys: u64,
+    /// The number of snapshots after which others replace them.
+    pub(crate) snapshots_named: usize,
 }
 
 /// The settings of an owner that decide which rows are sent under which token.
@@ -143,6 +145,7 @@ impl Scenario {
             forgets: one_in(rng, 3),
             windows: Vec::new(),
             snapshot_keys: 0,
+            snapshots_named: 0,
         }
     }
 
@@ -156,6 +159,7 @@ impl Scenario {
         Scenario {
             windows: windows.collect(),
             snapshot_keys: of(rng, &[1, 4, 16, 1_000]),
+            snapshots_named: of(rng, &[1, 2, 5, 3_072]),
             ..self
         }
     }

@@ -23,8 +23,17 @@ fn of() -> Of {
     }
 }
 
+const SIZES: Sizes = Sizes {
+    keys: 65_536,
+    earlier: 3_072,
+};
+
 fn fresh() -> State {
-    State::new(of(), KeyLimit::new(u64::MAX))
+    sized(SIZES)
+}
+
+fn sized(sizes: Sizes) -> State {
+    State::new(of(), KeyLimit::new(u64::MAX), sizes)
 }
 
 /// A part with these keys, each received at a time in microseconds.
@@ -113,8 +122,8 @@ fn a_row_below_the_floor_is_kept_and_not_remembered() {
 #[test]
 fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
     let limit = KeyLimit::new(3);
-    let mut one = State::new(of(), limit.clone());
-    let mut other = State::new(of(), limit.clone());
+    let mut one = State::new(of(), limit.clone(), SIZES);
+    let mut other = State::new(of(), limit.clone(), SIZES);
     one.part(&part(0, &[(1, 0), (2, 0), (1, 0)])).unwrap();
     other.part(&part(0, &[(1, 0)])).unwrap();
     assert_eq!(other.part(&part(1, &[(2, 0)])), Err(TooManyKeys { max: 3 }));
@@ -183,8 +192,8 @@ fn store(state: &mut State, all: &mut Vec<UniqueSnapshot>) {
 }
 
 /// The state after a snapshot, from the stored ones alone.
-fn restored(last: usize, all: &[UniqueSnapshot]) -> State {
-    let mut state = fresh();
+fn restored(last: usize, all: &[UniqueSnapshot], sizes: Sizes) -> State {
+    let mut state = sized(sizes);
     let name = |place: usize| UniqueReference {
         next: all[place].next,
         id: Ulid::from_parts(1, place as u128),
@@ -204,7 +213,11 @@ fn restored(last: usize, all: &[UniqueSnapshot]) -> State {
 fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
     for seed in 0..400 {
         let mut rng = StdRng::seed_from_u64(seed);
-        let (mut state, mut naive, mut all) = (fresh(), Naive::default(), Vec::new());
+        let sizes = Sizes {
+            keys: rng.random_range(1..80),
+            earlier: rng.random_range(1..8),
+        };
+        let (mut state, mut naive, mut all) = (sized(sizes), Naive::default(), Vec::new());
         // Parts since each snapshot, which a successor reads again.
         let mut since: Vec<(u64, Vec<(u128, i64)>)> = Vec::new();
         let (mut clock, skew) = (0_i64, rng.random_range(1..40));
@@ -229,7 +242,7 @@ fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
                 since.clear();
             }
             if rng.random_range(0..10) == 0 && !all.is_empty() {
-                state = restored(all.len() - 1, &all);
+                state = restored(all.len() - 1, &all, sizes);
                 for (sequence, rows) in &since {
                     drops(&mut state, *sequence, rows);
                 }
@@ -311,7 +324,7 @@ fn a_set_of_dropped_records_has_exactly_these() {
 
 #[test]
 fn rows_before_the_beginning_are_kept_and_not_remembered() {
-    let mut state = State::new(Of { since: 5, ..of() }, KeyLimit::new(u64::MAX));
+    let mut state = State::new(Of { since: 5, ..of() }, KeyLimit::new(u64::MAX), SIZES);
     assert_eq!(
         drops(&mut state, 4, &[(1, 0), (1, 0)]),
         [0_u32; 0],
@@ -321,23 +334,81 @@ fn rows_before_the_beginning_are_kept_and_not_remembered() {
     assert_eq!(drops(&mut state, 5, &[(1, 0), (1, 0)]), [1]);
 }
 
-#[test]
-fn forgotten_snapshots_make_room_for_others() {
-    let mut state = fresh();
+/// Stores a snapshot without a look at it.
+fn store_blindly(state: &mut State) {
+    let snapshot = state.snapshot();
+    let name = UniqueReference {
+        next: snapshot.next,
+        id: Ulid::from_parts(0, 0),
+    };
+    state.stored(&snapshot, name);
+}
+
+/// A state whose list of snapshots is full, and is not replaced.
+fn full() -> State {
+    let mut state = sized(Sizes {
+        earlier: usize::MAX,
+        ..SIZES
+    });
     for sequence in 0..EARLIER_MAX as u64 {
         assert!(state.may_snapshot(), "before {sequence}");
         drops(&mut state, sequence, &[(sequence.into(), 0)]);
-        let snapshot = state.snapshot();
-        let name = UniqueReference {
-            next: snapshot.next,
-            id: Ulid::from_parts(0, 0),
-        };
-        state.stored(&snapshot, name);
+        store_blindly(&mut state);
     }
     assert!(!state.may_snapshot());
+    state
+}
+
+#[test]
+fn forgotten_snapshots_make_room_for_others() {
+    let mut state = full();
     for sequence in (EARLIER_MAX as u64..).take(RECENT_MAX) {
         drops(&mut state, sequence, &[(1, 40 * SECOND)]);
     }
     assert!(state.may_snapshot());
     assert_eq!(state.snapshot().earlier, []);
+}
+
+#[test]
+fn keys_that_wait_for_a_snapshot_are_forgotten_with_the_others() {
+    let mut state = full();
+    for sequence in (EARLIER_MAX as u64..).take(1_000) {
+        let at_us = i64::try_from(sequence).unwrap() * SECOND;
+        drops(&mut state, sequence, &[(sequence.into(), at_us)]);
+    }
+    let kept = state.keys();
+    assert!(kept < 40 && state.fresh() == kept, "{} wait of {kept}", state.fresh());
+}
+
+/// One key in each snapshot is from a gateway whose clock is far ahead, so none is forgotten.
+#[test]
+fn a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys() {
+    let sizes = Sizes {
+        keys: 4 * 40,
+        earlier: 300,
+    };
+    let (mut state, mut all) = (sized(sizes), Vec::new());
+    let (year, mut most) = (365 * 24 * 3_600 * SECOND, 0);
+    for number in 0..1_000 {
+        for (sequence, is_ahead) in (3 * number..).zip([false, false, true]) {
+            let at_us = if is_ahead { year } else { i64::try_from(number).unwrap() * SECOND };
+            drops(&mut state, sequence, &[(sequence.into(), at_us)]);
+        }
+        assert!(state.may_snapshot(), "after {number} snapshots");
+        store(&mut state, &mut all);
+        let last = all.last().unwrap();
+        let named = last.earlier.len();
+        assert!(named < sizes.earlier + 100, "{named} are named");
+        most = most.max(last.entries.len());
+    }
+    assert!(most < 100, "a snapshot has {most} keys");
+    let mut successor = restored(all.len() - 1, &all, sizes);
+    assert_eq!(successor.keys(), state.keys());
+    let end = state.next();
+    for (sequence, key) in (end..).zip(0..end) {
+        let row = [(key.into(), year)];
+        let repeats = drops(&mut state, sequence, &row);
+        assert_eq!(drops(&mut successor, sequence, &row), repeats, "key {key}");
+        assert_eq!(repeats.len(), usize::from(key % 3 == 2), "key {key}");
+    }
 }
