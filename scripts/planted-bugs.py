@@ -144,6 +144,11 @@ def unique(test, says):
     return Catcher("consumer/tests/all/unique.rs", test, says)
 
 
+def deduplicating(test, says):
+    """What a cursor says about repeated events."""
+    return Catcher("manifest/tests/all/unique.rs", test, says)
+
+
 def growing(test, says):
     return Catcher("consumer/tests/all/growth.rs", test, says)
 
@@ -1271,6 +1276,32 @@ CATCHERS = {
         unique(
             "a_silent_stream_without_its_log_does_not_end_the_owner",
             "never: the batch is acknowledged",
+        )
+    ],
+    "latest-time-counts": [
+        keys(
+            "one_wrong_clock_of_three_in_every_part_lets_no_repetition_pass",
+            r"copies of rows in part \d+ pass",
+        )
+    ],
+    "first-part-decides": [
+        keys("the_first_parts_may_all_have_a_wrong_clock", r"left == right. failed: part \d+")
+    ],
+    "medians-from-the-start": [
+        keys(
+            "the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart",
+            r"seed \d+, part \d+",
+        )
+    ],
+    "medians-not-pinned": [
+        deduplicating(
+            "the_rules_for_clocks_change_only_where_nobody_sends_and_keep_the_keys",
+            "the rules are pinned",
+        )
+    ],
+    "medians-unversioned": [
+        deduplicating(
+            "a_cursor_has_another_version_from_its_first_setting_on", "it has the newest rules"
         )
     ],
     "cut-batch-takes-copies": [

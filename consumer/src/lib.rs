@@ -54,7 +54,7 @@ pub use sink::{
     SinkError,
 };
 pub use streams::{BadPattern, StreamPattern};
-pub use unique::{Dropped, KeyHasher, KeyValue, PartKeys, RowKey};
+pub use unique::{Dropped, KeyHasher, KeyValue, PartKeys, PartTimes, RowKey};
 
 use claim::Claim;
 use growth::Growth;

@@ -6,7 +6,7 @@ mod routing;
 mod stage;
 mod state;
 
-pub use keys::{PartKeys, RowKey};
+pub use keys::{PartKeys, PartTimes, RowKey};
 pub use millpond_events::{KeyHasher, KeyValue};
 pub(crate) use routing::Routing;
 pub(crate) use stage::{Line, Turn, next_snapshot_in, snapshot_interval};

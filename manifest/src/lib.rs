@@ -50,8 +50,12 @@ pub const FORMAT_VERSION: u16 = 1;
 /// The format version of a manifest with clients that number their requests, and without sources.
 pub const CLIENTS_VERSION: u16 = 2;
 
-/// The format version of a cursor whose consumer drops repeated events. Programs that would not drop them refuse it.
-pub const CURSOR_VERSION: u16 = 2;
+/// The format version of a cursor whose consumer drops repeated events by the first rules, or has dropped some. Programs that would not
+/// drop them refuse it.
+pub const UNIQUE_VERSION: u16 = 2;
+
+/// The format version of a cursor whose consumer drops repeated events by the newest rules. Programs that do not know them refuse it.
+pub const CURSOR_VERSION: u16 = 3;
 
 /// The format version of a buffer object with routed streams. Programs that would not route their rows refuse it.
 pub const BUFFER_VERSION: u16 = 2;

@@ -17,8 +17,33 @@ pub struct RowKey {
 pub struct PartKeys {
     /// The part's sequence.
     pub sequence: u64,
-    /// The latest reception of its messages, unix microseconds. `None` without messages.
-    pub newest_us: Option<i64>,
+    /// The times of its messages.
+    pub received: PartTimes,
     /// The keys.
     pub keys: Vec<RowKey>,
+}
+
+/// When the messages of a part were received, unix microseconds. `None` without messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PartTimes {
+    /// The lower median.
+    pub median_us: Option<i64>,
+    /// The latest time.
+    pub newest_us: Option<i64>,
+}
+
+impl PartTimes {
+    /// The times of a part with these messages, in any order.
+    pub fn of(times_us: &mut [i64]) -> PartTimes {
+        PartTimes {
+            median_us: lower_median(times_us),
+            newest_us: times_us.iter().copied().max(),
+        }
+    }
+}
+
+/// The middle one of these times, or the earlier one of two. Changes their order.
+pub(super) fn lower_median(times_us: &mut [i64]) -> Option<i64> {
+    let middle = times_us.len().checked_sub(1)? / 2;
+    Some(*times_us.select_nth_unstable(middle).1)
 }

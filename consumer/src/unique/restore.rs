@@ -85,7 +85,7 @@ pub(crate) async fn restore(
         keys: shard.worker.snapshot_keys,
         earlier: shard.worker.snapshots_named,
     };
-    let mut state = State::new(of, limit, sizes);
+    let mut state = State::new(of, source.of.medians_from, limit, sizes);
     if let Some(name) = source.of.snapshot {
         let newest = snapshot(shard, source, &state, name).await?;
         state.resume(&newest, name);

@@ -5,7 +5,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use super::keys::{PartKeys, RowKey};
+use super::keys::{PartKeys, RowKey, lower_median};
 use millpond_manifest::unique::{EARLIER_MAX, EarlierSnapshot, RECENT_MAX};
 use millpond_manifest::{UniqueReference, UniqueSetting, UniqueSnapshot};
 use std::collections::VecDeque;
@@ -134,7 +134,9 @@ pub(crate) struct Of {
 pub(crate) struct State {
     of: Of,
     window_us: i64,
-    /// The newest times of the last parts.
+    /// As in [`millpond_manifest::cursor::Deduplication`].
+    medians_from: Option<u64>,
+    /// The times of the last parts.
     recent: VecDeque<i64>,
     /// Times in buckets below this one are forgotten.
     floor: i64,
@@ -165,10 +167,11 @@ pub(crate) struct Decisions {
 
 impl State {
     /// The state before the first sequence of a setting.
-    pub(crate) fn new(of: Of, limit: KeyLimit, sizes: Sizes) -> State {
+    pub(crate) fn new(of: Of, medians_from: Option<u64>, limit: KeyLimit, sizes: Sizes) -> State {
         let window_us = i64::try_from(of.setting.window_ms.saturating_mul(1_000)).unwrap_or(i64::MAX);
         State {
             window_us,
+            medians_from,
             recent: VecDeque::with_capacity(RECENT_MAX),
             floor: i64::MIN,
             table: Table::default(),
@@ -281,8 +284,13 @@ impl State {
         if part.sequence < self.of.since {
             return Ok(Decisions::default());
         }
-        if let Some(newest_us) = part.newest_us {
-            self.advance(newest_us);
+        let medians = self.medians_from.is_some_and(|from| from <= part.sequence);
+        let at_us = match medians {
+            true => part.received.median_us,
+            false => part.received.newest_us,
+        };
+        if let Some(at_us) = at_us {
+            self.advance(at_us, if medians { RECENT_MAX } else { 1 });
         }
         let mut dropped = Vec::new();
         let mut late = 0;
@@ -315,15 +323,22 @@ impl State {
         self.next = self.next.max(next);
     }
 
-    /// Advances the clock to a part, and forgets what is below the floor.
-    fn advance(&mut self, newest_us: i64) {
+    /// Advances the clock to a part, and forgets what is below the floor, unless fewer than `parts` are known: a few may all have a wrong
+    /// clock.
+    fn advance(&mut self, at_us: i64, parts: usize) {
         if self.recent.len() == RECENT_MAX {
             self.recent.pop_front();
         }
-        self.recent.push_back(newest_us);
-        let mut sorted: Vec<i64> = self.recent.iter().copied().collect();
-        sorted.sort_unstable();
-        let now_us = sorted[(sorted.len() - 1) / 2];
+        self.recent.push_back(at_us);
+        let mut recent = [0; RECENT_MAX];
+        let known = self.recent.len();
+        for (place, time) in recent.iter_mut().zip(&self.recent) {
+            *place = *time;
+        }
+        let median = lower_median(&mut recent[..known]);
+        let Some(now_us) = median.filter(|_| known >= parts) else {
+            return;
+        };
         let floor = self.bucket(now_us.saturating_sub(self.window_us));
         if floor > self.floor {
             self.floor = floor;

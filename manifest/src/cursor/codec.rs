@@ -12,7 +12,9 @@ use crate::manifest::Fingerprint;
 use crate::object::{Object, Stamp};
 use crate::plan::BatchingPolicy;
 use crate::unique::{decode_reference, decode_setting, encode_reference, encode_setting};
-use crate::{CURSOR_VERSION, Count, FORMAT_VERSION, FormatError, envelope, layout, limits, proto};
+use crate::{
+    CURSOR_VERSION, Count, FORMAT_VERSION, FormatError, UNIQUE_VERSION, envelope, layout, limits, proto,
+};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use ulid::Ulid;
@@ -130,11 +132,13 @@ impl Object for Cursor {
                 lease_expires_at_ms,
             } => (proto::Ownership::Held, owner.clone(), *lease_expires_at_ms),
         };
-        // An older program would erase the settings, and send rows that this one drops.
-        let version = if unique.is_empty() {
+        // An older program would erase the settings, or their rules, and send other rows than this one.
+        let version = if unique.values().any(|of| of.medians_from.is_some()) {
+            CURSOR_VERSION
+        } else if unique.is_empty() {
             FORMAT_VERSION
         } else {
-            CURSOR_VERSION
+            UNIQUE_VERSION
         };
         envelope::wrap_version(
             Self::MAGIC,
@@ -333,6 +337,7 @@ fn encode_unique((stream, of): (&String, &Deduplication)) -> proto::Deduplicatio
         snapshot,
         deduplicated_from,
         duplicates,
+        medians_from,
     } = of;
     proto::Deduplication {
         stream: stream.clone(),
@@ -341,6 +346,7 @@ fn encode_unique((stream, of): (&String, &Deduplication)) -> proto::Deduplicatio
         snapshot: snapshot.map(encode_reference),
         deduplicated_from: *deduplicated_from,
         duplicates: *duplicates,
+        medians_from: *medians_from,
     }
 }
 
@@ -352,6 +358,7 @@ fn decode_unique(of: proto::Deduplication) -> Result<(String, Deduplication), St
         snapshot,
         deduplicated_from,
         duplicates,
+        medians_from,
     } = of;
     let of = Deduplication {
         setting: setting.map(decode_setting),
@@ -359,6 +366,7 @@ fn decode_unique(of: proto::Deduplication) -> Result<(String, Deduplication), St
         snapshot: snapshot.as_ref().map(decode_reference).transpose()?,
         deduplicated_from,
         duplicates,
+        medians_from,
     };
     Ok((stream, of))
 }

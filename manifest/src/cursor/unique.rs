@@ -23,6 +23,10 @@ pub struct Deduplication {
     pub deduplicated_from: u64,
     /// The number of rows dropped between `since` and the acknowledged position.
     pub duplicates: u64,
+    /// From this sequence on, a part counts with the median of its messages' times, and nothing is forgotten before
+    /// [`RECENT_MAX`](crate::unique::RECENT_MAX) parts. Before it, or if it is `None`, the latest time of a part counts from the first one
+    /// on, as in programs before format version 3.
+    pub medians_from: Option<u64>,
 }
 
 impl Deduplication {
@@ -47,12 +51,13 @@ impl Cursor {
     }
 
     /// Puts other settings into force. Each begins at its stream's position with an empty state, so the cursor must
-    /// [be clean](Self::is_clean): nobody sends a row from there on.
+    /// [be clean](Self::is_clean): nobody sends a row from there on. The newest rules for the clock of a stream apply from there on, too.
     pub(super) fn set_unique(&mut self, settings: &UniqueSettings) {
         for (stream, of) in &mut self.unique {
             if of.setting.as_ref() != settings.get(stream) {
                 of.setting = None;
                 of.snapshot = None;
+                of.medians_from = None;
             }
         }
         for (stream, setting) in settings {
@@ -63,6 +68,7 @@ impl Cursor {
                 snapshot: None,
                 deduplicated_from: next,
                 duplicates: 0,
+                medians_from: None,
             });
             if of.setting.is_none() {
                 of.setting = Some(setting.clone());
@@ -70,6 +76,7 @@ impl Cursor {
                 of.duplicates = 0;
                 of.deduplicated_from = of.deduplicated_from.min(next);
             }
+            of.medians_from = of.medians_from.or(Some(next));
         }
     }
 
@@ -79,6 +86,7 @@ impl Cursor {
             of.since = position;
             of.snapshot = None;
             of.duplicates = 0;
+            of.medians_from = of.medians_from.map(|_| position);
             if of.setting.is_some() {
                 of.deduplicated_from = of.deduplicated_from.min(position);
             }
@@ -90,6 +98,7 @@ impl Cursor {
         for of in self.unique.values_mut() {
             of.setting = None;
             of.snapshot = None;
+            of.medians_from = None;
         }
     }
 

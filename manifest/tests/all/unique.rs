@@ -4,7 +4,8 @@ use millpond_manifest::cas::Object;
 use millpond_manifest::cursor::{NO_UNIQUE, Opening, Ownership, Plan, UniqueSettings};
 use millpond_manifest::unique::EarlierSnapshot;
 use millpond_manifest::{
-    BatchingPolicy, CURSOR_VERSION, Cursor, FormatError, UniqueReference, UniqueSetting, UniqueSnapshot,
+    BatchingPolicy, CURSOR_VERSION, Cursor, FormatError, UNIQUE_VERSION, UniqueReference, UniqueSetting,
+    UniqueSnapshot,
 };
 use ulid::Ulid;
 use uuid::Uuid;
@@ -221,28 +222,73 @@ fn a_cursor_has_another_version_from_its_first_setting_on() {
     let (plain, _) = open(&fresh(), &NO_UNIQUE);
     assert_eq!(version(&plain), 1);
     let (mut with, _) = open(&fresh(), &settings(HOUR_MS));
-    assert_eq!(version(&with), CURSOR_VERSION);
+    assert_eq!(version(&with), CURSOR_VERSION, "it has the newest rules");
+    assert_eq!(version(&by_the_first_rules(with.clone())), UNIQUE_VERSION);
     with.release(0);
     let (ended, _) = open(&with, &NO_UNIQUE);
     assert_eq!(
         version(&ended),
-        CURSOR_VERSION,
+        UNIQUE_VERSION,
         "a repair must know about missing rows"
     );
     let mut newer = with.encode().to_vec();
-    newer[4] = 3;
+    newer[4] = 4;
     let refused = Cursor::decode(&newer);
     assert!(
         matches!(
             refused,
             Err(FormatError::Version {
-                found: 3,
-                newest: 2,
+                found: 4,
+                newest: 3,
                 ..
             })
         ),
         "{refused:?}"
     );
+}
+
+/// As an older program has it.
+fn by_the_first_rules(mut cursor: Cursor) -> Cursor {
+    let all = cursor.unique.values_mut();
+    all.for_each(|of| of.medians_from = None);
+    cursor
+}
+
+#[test]
+fn the_rules_for_clocks_change_only_where_nobody_sends_and_keep_the_keys() {
+    let medians_from = |cursor: &Cursor| cursor.unique["events.a"].medians_from;
+    let (mut cursor, _) = open(&fresh(), &settings(HOUR_MS));
+    assert_eq!(
+        medians_from(&cursor),
+        Some(3),
+        "a new setting has the newest rules"
+    );
+    cursor = by_the_first_rules(cursor);
+    write(&mut cursor, 8);
+    cursor.snapshot_unique("events.a", name(8)).unwrap();
+    cursor.plan("events.a", Plan { low: 8, high: 9 }).unwrap();
+    cursor.release(20);
+
+    // Rows of the plan may be in the sink.
+    let (mut taken, pinned) = open(&cursor, &settings(HOUR_MS));
+    assert_eq!(
+        (medians_from(&taken), pinned),
+        (None, false),
+        "the rules are pinned"
+    );
+    taken.acknowledge("events.a", 10).unwrap();
+    let taken = released(taken);
+    let (next, _) = open(&taken, &settings(HOUR_MS));
+    assert_eq!(
+        (at(&next), medians_from(&next)),
+        ((HOUR_MS, 3, Some(8)), Some(10))
+    );
+    let (later, _) = open(&released(next.clone()), &settings(HOUR_MS));
+    assert_eq!(medians_from(&later), Some(10));
+
+    assert_eq!(medians_from(&next.reset(6)), Some(6));
+    assert_eq!(medians_from(&taken.reset(6)), None, "an older program may go on");
+    assert_eq!(medians_from(&next.remove()), None);
 }
 
 fn golden_cursor() -> Cursor {
@@ -251,6 +297,13 @@ fn golden_cursor() -> Cursor {
     cursor.snapshot_unique("events.a", name(7)).unwrap();
     cursor.count_duplicates("events.a", 12);
     cursor.stamped(0x0123_4567_89ab_cdef)
+}
+
+fn golden_cursors() -> [(&'static str, Cursor); 2] {
+    [
+        ("cursor-v2", by_the_first_rules(golden_cursor())),
+        ("cursor-v3", golden_cursor()),
+    ]
 }
 
 fn golden_snapshot() -> UniqueSnapshot {
@@ -278,9 +331,11 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/");
 
 #[test]
 fn the_golden_files_are_read_and_written_alike() {
-    let bytes = std::fs::read(format!("{GOLDEN}cursor-v2")).expect("the golden file is in the repository");
-    assert_eq!(Cursor::decode(&bytes).unwrap(), golden_cursor());
-    assert_eq!(golden_cursor().encode(), bytes);
+    for (name, cursor) in golden_cursors() {
+        let bytes = std::fs::read(format!("{GOLDEN}{name}")).expect("the golden file is in the repository");
+        assert_eq!(Cursor::decode(&bytes).unwrap(), cursor);
+        assert_eq!(cursor.encode(), bytes);
+    }
     let bytes =
         std::fs::read(format!("{GOLDEN}unique-snapshot-v1")).expect("the golden file is in the repository");
     assert_eq!(UniqueSnapshot::decode(&bytes).unwrap(), golden_snapshot());
@@ -290,7 +345,9 @@ fn the_golden_files_are_read_and_written_alike() {
 #[test]
 #[ignore = "writes the golden files"]
 fn write_golden() {
-    std::fs::write(format!("{GOLDEN}cursor-v2"), golden_cursor().encode()).unwrap();
+    for (name, cursor) in golden_cursors() {
+        std::fs::write(format!("{GOLDEN}{name}"), cursor.encode()).unwrap();
+    }
     std::fs::write(format!("{GOLDEN}unique-snapshot-v1"), golden_snapshot().encode()).unwrap();
 }
 

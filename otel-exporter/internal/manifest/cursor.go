@@ -20,8 +20,8 @@ const (
 	CursorMemory = 4 << 20
 
 	cursorMagic = "MPCR"
-	// cursorVersion is the newest version of a cursor: one with streams whose repeated events are dropped.
-	cursorVersion = 2
+	// cursorVersion is the newest version of a cursor: one with streams whose repeated events are dropped, by the newest rules.
+	cursorVersion = 3
 	// repairSuffix ends the names of cursors that belong to repairs.
 	repairSuffix = ".repair"
 )

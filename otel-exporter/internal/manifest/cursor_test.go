@@ -26,7 +26,7 @@ var cursorCertificate = func() (certificate Fingerprint) {
 
 func TestALeaderReadsTheGoldenCursors(t *testing.T) {
 	for name, certificate := range map[string]Fingerprint{
-		"cursor-v1": {}, "cursor-v2": {}, "cursor-programs-v1": {}, "cursor-watching-v1": cursorCertificate,
+		"cursor-v1": {}, "cursor-v2": {}, "cursor-v3": {}, "cursor-programs-v1": {}, "cursor-watching-v1": cursorCertificate,
 	} {
 		golden := goldenFile(t, name)
 		message := new(manifestpb.Cursor)
@@ -88,7 +88,7 @@ func TestDamagedCursorsAreRefused(t *testing.T) {
 		bytes []byte
 		is    error
 	}{
-		"format version 3":         {cursorOf(3, body), ErrVersion},
+		"format version 4":         {cursorOf(4, body), ErrVersion},
 		"format version 0":         {cursorOf(0, body), ErrVersion},
 		"begins with":              {append([]byte("MPMF"), golden[4:]...), ErrMagic},
 		"more than the maximum of": {append(bytes.Clone(golden), make([]byte, CursorBytes)...), ErrTooLarge},

@@ -75,8 +75,8 @@ struct State {
 /// When the messages of a part were received, in unix microseconds.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
-    /// The latest time.
-    pub(crate) newest_us: Option<i64>,
+    /// The time of each message.
+    pub(crate) messages_us: Vec<i64>,
     /// The time of each row.
     pub(crate) rows_us: Vec<i64>,
 }
@@ -157,7 +157,7 @@ impl Ledger {
         let texts = messages.iter().flat_map(|message| rows(&message.text)).collect();
         let times = messages.iter();
         let received = Received {
-            newest_us: times.clone().map(|message| message.received_at_us).max(),
+            messages_us: times.clone().map(|message| message.received_at_us).collect(),
             rows_us: times
                 .flat_map(|message| rows(&message.text).map(|_| message.received_at_us))
                 .collect(),

@@ -14,32 +14,46 @@ pub(crate) fn key_of(row: &str) -> Option<u128> {
 /// A part: its sequence, the rows, and their times.
 pub(crate) type Part = (u64, Arc<Vec<String>>, Arc<Received>);
 
-/// The records of each part that repeat earlier rows. The first part is the first one to which the setting applies.
-pub(crate) fn repetitions(parts: &[Part], window_ms: u64) -> BTreeMap<u64, BTreeSet<u32>> {
+/// The records of each part that repeat earlier rows. The first part is the first one to which the setting applies. Before `medians_from`,
+/// the latest time of a part counts instead of the median.
+pub(crate) fn repetitions(
+    parts: &[Part],
+    window_ms: u64,
+    medians_from: Option<u64>,
+) -> BTreeMap<u64, BTreeSet<u32>> {
     let window_us = i64::try_from(window_ms * 1_000).unwrap_or(i64::MAX);
     let width_us = window_us / 16;
-    let mut newest = Vec::new();
+    let mut times = Vec::new();
     let mut floor_us = i64::MIN;
     let mut kept: BTreeMap<u128, Vec<i64>> = BTreeMap::new();
     let mut repeated: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
     for (sequence, rows, received) in parts {
-        newest.extend(received.newest_us);
-        let mut last = newest[newest.len().saturating_sub(15)..].to_vec();
-        last.sort_unstable();
-        if !last.is_empty() {
-            let now_us = last[(last.len() - 1) / 2];
-            floor_us = floor_us.max((now_us - window_us).div_euclid(width_us) * width_us);
+        let medians = medians_from.is_some_and(|from| *sequence >= from);
+        let mut messages_us = received.messages_us.clone();
+        messages_us.sort_unstable();
+        if let Some(newest_us) = messages_us.last() {
+            times.push(if medians { middle(&messages_us) } else { *newest_us });
+            let mut last = times[times.len().saturating_sub(15)..].to_vec();
+            last.sort_unstable();
+            if !medians || last.len() == 15 {
+                floor_us = floor_us.max((middle(&last) - window_us).div_euclid(width_us) * width_us);
+            }
         }
         for ((row, &at_us), record) in rows.iter().zip(&received.rows_us).zip(0_u32..) {
             let Some(key) = key_of(row) else { continue };
-            let times = kept.entry(key).or_default();
-            let latest = times.iter().copied().filter(|time| *time >= floor_us).max();
+            let kept = kept.entry(key).or_default();
+            let latest = kept.iter().copied().filter(|time| *time >= floor_us).max();
             if latest.is_some_and(|latest| (latest - at_us).abs() < window_us) {
                 repeated.entry(*sequence).or_default().insert(record);
             } else {
-                times.push(at_us);
+                kept.push(at_us);
             }
         }
     }
     repeated
+}
+
+/// The lower median of sorted times, of which there are some.
+fn middle(sorted_us: &[i64]) -> i64 {
+    sorted_us[(sorted_us.len() - 1) / 2]
 }

@@ -8,8 +8,8 @@ use super::table::{Fate, Insert, Row, Table, WAY_MAX};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
-    Attempt, Batch, BatchingPolicy, Chunk, Cut, PartKeys, Presence, Received, Record, RowId, RowKey, Settled,
-    Sink, SinkError, SinkTable,
+    Attempt, Batch, BatchingPolicy, Chunk, Cut, PartKeys, PartTimes, Presence, Received, Record, RowId,
+    RowKey, Settled, Sink, SinkError, SinkTable,
 };
 use millpond_segment::Encoding;
 use std::sync::Arc;
@@ -138,9 +138,10 @@ impl Sink for Connection {
                 })
             });
             let messages = part.messages()?;
+            let mut times_us: Vec<i64> = messages.iter().map(|message| message.received_at_us).collect();
             Ok(PartKeys {
                 sequence: part.sequence,
-                newest_us: messages.iter().map(|message| message.received_at_us).max(),
+                received: PartTimes::of(&mut times_us),
                 keys: keys.collect(),
             })
         });

@@ -525,7 +525,7 @@ impl Witness {
                 let parts = self
                     .ledger
                     .parts(number, &stream, of.since.min(range.end)..range.end);
-                let repeated = repetitions(&parts, setting.window_ms);
+                let repeated = repetitions(&parts, setting.window_ms, of.medians_from);
                 let count: usize = repeated.values().map(BTreeSet::len).sum();
                 if of.duplicates != count as u64 {
                     let counted = of.duplicates;

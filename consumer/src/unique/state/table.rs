@@ -173,7 +173,12 @@ impl Table {
         let partitions = &self.partitions[from(number)..from(number + 1)];
         let slots = partitions.iter().flat_map(|partition| &partition.slots);
         let used = slots.filter(|slot| slot.at_us != i64::MIN);
-        used.map(|slot| (u128::from(slot.key[0]) | u128::from(slot.key[1]) << 64, slot.at_us))
+        used.map(|slot| {
+            (
+                u128::from(slot.key[0]) | u128::from(slot.key[1]) << 64,
+                slot.at_us,
+            )
+        })
     }
 
     /// Looks for a key.

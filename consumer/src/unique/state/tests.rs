@@ -1,4 +1,5 @@
 use super::super::BYTES_PER_KEY;
+use super::super::keys::PartTimes;
 use super::*;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -33,10 +34,20 @@ fn fresh() -> State {
 }
 
 fn sized(sizes: Sizes) -> State {
-    State::new(of(), KeyLimit::new(u64::MAX), sizes)
+    ruled(Some(0), sizes)
 }
 
-/// A part with these keys, each received at a time in microseconds.
+/// A state with the rules of medians from this sequence on.
+fn ruled(medians_from: Option<u64>, sizes: Sizes) -> State {
+    State::new(of(), medians_from, KeyLimit::new(u64::MAX), sizes)
+}
+
+fn times(rows: &[(u128, i64)]) -> PartTimes {
+    let mut times: Vec<i64> = rows.iter().map(|(_, at_us)| *at_us).collect();
+    PartTimes::of(&mut times)
+}
+
+/// A part with these keys, each in a message that was received at a time in microseconds.
 fn part(sequence: u64, rows: &[(u128, i64)]) -> PartKeys {
     let keys = rows
         .iter()
@@ -44,7 +55,7 @@ fn part(sequence: u64, rows: &[(u128, i64)]) -> PartKeys {
         .map(|(&(key, at_us), record)| RowKey { record, at_us, key });
     PartKeys {
         sequence,
-        newest_us: rows.iter().map(|(_, at_us)| *at_us).max(),
+        received: times(rows),
         keys: keys.collect(),
     }
 }
@@ -108,12 +119,54 @@ fn a_gateway_with_a_wrong_clock_makes_the_stage_forget_nothing() {
     );
 }
 
+/// Behind a leader each part has messages of all gateways.
+#[test]
+fn one_wrong_clock_of_three_in_every_part_lets_no_repetition_pass() {
+    let mut state = fresh();
+    let year = 365 * 24 * 3_600 * SECOND;
+    for sequence in 0..60 {
+        let (at, key) = (i64::try_from(sequence).unwrap() * SECOND, u128::from(sequence));
+        let rows = [(1_000 + key, at + year), (key, at), (2_000 + key, at)];
+        assert_eq!(drops(&mut state, 2 * sequence, &rows), [0_u32; 0]);
+        let copies = [
+            (key, at + SECOND),
+            (1_000 + key, at + year),
+            (2_000 + key, at + 15 * SECOND),
+        ];
+        assert_eq!(
+            drops(&mut state, 2 * sequence + 1, &copies),
+            [0, 1, 2],
+            "copies of rows in part {sequence} pass"
+        );
+    }
+}
+
+/// The first part after a start may be from the gateway with the wrong clock.
+#[test]
+fn the_first_parts_may_all_have_a_wrong_clock() {
+    let mut state = fresh();
+    let year = 365 * 24 * 3_600 * SECOND;
+    for sequence in 0..7 {
+        assert_eq!(
+            drops(&mut state, sequence, &[(sequence.into(), year)]),
+            [0_u32; 0]
+        );
+    }
+    for sequence in 7..30 {
+        let row = [(100, i64::try_from(sequence).unwrap() * SECOND / 2)];
+        let expected: &[u32] = if sequence == 7 { &[] } else { &[0] };
+        assert_eq!(drops(&mut state, sequence, &row), expected, "part {sequence}");
+    }
+}
+
 #[test]
 fn a_row_below_the_floor_is_kept_and_not_remembered() {
     let mut state = fresh();
-    state.part(&part(0, &[(1, 100 * SECOND)])).unwrap();
+    for sequence in 0..15 {
+        state.part(&part(sequence, &[(1, 100 * SECOND)])).unwrap();
+    }
     let late = state
-        .part(&part(1, &[(2, 80 * SECOND), (2, 80 * SECOND)]))
+        .part(&part(15, &[(2, 80 * SECOND), (2, 80 * SECOND)]))
         .unwrap();
     assert!(late.dropped.is_empty());
     assert_eq!((late.late, state.keys()), (2, 1));
@@ -122,8 +175,8 @@ fn a_row_below_the_floor_is_kept_and_not_remembered() {
 #[test]
 fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
     let limit = KeyLimit::new(3);
-    let mut one = State::new(of(), limit.clone(), SIZES);
-    let mut other = State::new(of(), limit.clone(), SIZES);
+    let mut one = State::new(of(), Some(0), limit.clone(), SIZES);
+    let mut other = State::new(of(), Some(0), limit.clone(), SIZES);
     one.part(&part(0, &[(1, 0), (2, 0), (1, 0)])).unwrap();
     other.part(&part(0, &[(1, 0)])).unwrap();
     assert_eq!(other.part(&part(1, &[(2, 0)])), Err(TooManyKeys { max: 3 }));
@@ -131,16 +184,16 @@ fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
     assert_eq!(limit.used(), 1);
     other.part(&part(1, &[(2, 0), (3, 0)])).unwrap();
     // Forgotten keys give their memory back.
-    for sequence in 2..6 {
+    for sequence in 2..16 {
         let keyless = PartKeys {
             sequence,
-            newest_us: Some(1_000 * SECOND),
+            received: PartTimes::of(&mut [1_000 * SECOND]),
             keys: Vec::new(),
         };
         other.part(&keyless).unwrap();
     }
     assert_eq!((other.keys(), limit.used()), (0, 0));
-    other.part(&part(6, &[(4, 1_000 * SECOND)])).unwrap();
+    other.part(&part(16, &[(4, 1_000 * SECOND)])).unwrap();
     assert_eq!(limit.used(), 1);
     drop(other);
     assert_eq!(limit.used(), 0);
@@ -149,21 +202,29 @@ fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
 /// The rules of the design, without buckets of keys or a table.
 #[derive(Default)]
 struct Naive {
-    newest: Vec<i64>,
+    parts: u64,
+    medians_from: Option<u64>,
+    times: Vec<i64>,
     floor: Option<i64>,
     kept: BTreeMap<u128, Vec<i64>>,
 }
 
 impl Naive {
     fn part(&mut self, rows: &[(u128, i64)]) -> Vec<u32> {
-        if let Some(newest) = rows.iter().map(|(_, at_us)| *at_us).max() {
-            self.newest.push(newest);
-            let from = self.newest.len().saturating_sub(15);
-            let mut last = self.newest[from..].to_vec();
+        let medians = self.medians_from.is_some_and(|from| self.parts >= from);
+        self.parts += 1;
+        let middle = |times: &[i64]| times[(times.len() - 1) / 2];
+        let mut times: Vec<i64> = rows.iter().map(|(_, at_us)| *at_us).collect();
+        times.sort_unstable();
+        if let Some(newest) = times.last() {
+            self.times.push(if medians { middle(&times) } else { *newest });
+            let from = self.times.len().saturating_sub(15);
+            let mut last = self.times[from..].to_vec();
             last.sort_unstable();
-            let now = last[(last.len() - 1) / 2];
-            let floor = (now - 16 * SECOND).div_euclid(SECOND) * SECOND;
-            self.floor = self.floor.max(Some(floor));
+            if !medians || last.len() == 15 {
+                let floor = (middle(&last) - 16 * SECOND).div_euclid(SECOND) * SECOND;
+                self.floor = self.floor.max(Some(floor));
+            }
         }
         let floor = self.floor.unwrap_or(i64::MIN);
         let mut drops = Vec::new();
@@ -192,8 +253,7 @@ fn store(state: &mut State, all: &mut Vec<UniqueSnapshot>) {
 }
 
 /// The state after a snapshot, from the stored ones alone.
-fn restored(last: usize, all: &[UniqueSnapshot], sizes: Sizes) -> State {
-    let mut state = sized(sizes);
+fn restored(last: usize, all: &[UniqueSnapshot], mut state: State) -> State {
     let name = |place: usize| UniqueReference {
         next: all[place].next,
         id: Ulid::from_parts(1, place as u128),
@@ -217,7 +277,12 @@ fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
             keys: rng.random_range(1..80),
             earlier: rng.random_range(1..8),
         };
-        let (mut state, mut naive, mut all) = (sized(sizes), Naive::default(), Vec::new());
+        let medians_from = [None, Some(0), Some(rng.random_range(0..120))][rng.random_range(0..3)];
+        let (mut state, mut all) = (ruled(medians_from, sizes), Vec::new());
+        let mut naive = Naive {
+            medians_from,
+            ..Naive::default()
+        };
         // Parts since each snapshot, which a successor reads again.
         let mut since: Vec<(u64, Vec<(u128, i64)>)> = Vec::new();
         let (mut clock, skew) = (0_i64, rng.random_range(1..40));
@@ -242,7 +307,7 @@ fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
                 since.clear();
             }
             if rng.random_range(0..10) == 0 && !all.is_empty() {
-                state = restored(all.len() - 1, &all, sizes);
+                state = restored(all.len() - 1, &all, ruled(medians_from, sizes));
                 for (sequence, rows) in &since {
                     drops(&mut state, *sequence, rows);
                 }
@@ -324,7 +389,7 @@ fn a_set_of_dropped_records_has_exactly_these() {
 
 #[test]
 fn rows_before_the_beginning_are_kept_and_not_remembered() {
-    let mut state = State::new(Of { since: 5, ..of() }, KeyLimit::new(u64::MAX), SIZES);
+    let mut state = State::new(Of { since: 5, ..of() }, Some(0), KeyLimit::new(u64::MAX), SIZES);
     assert_eq!(
         drops(&mut state, 4, &[(1, 0), (1, 0)]),
         [0_u32; 0],
@@ -377,7 +442,11 @@ fn keys_that_wait_for_a_snapshot_are_forgotten_with_the_others() {
         drops(&mut state, sequence, &[(sequence.into(), at_us)]);
     }
     let kept = state.keys();
-    assert!(kept < 40 && state.fresh() == kept, "{} wait of {kept}", state.fresh());
+    assert!(
+        kept < 40 && state.fresh() == kept,
+        "{} wait of {kept}",
+        state.fresh()
+    );
 }
 
 /// One key in each snapshot is from a gateway whose clock is far ahead, so none is forgotten.
@@ -391,7 +460,11 @@ fn a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys() {
     let (year, mut most) = (365 * 24 * 3_600 * SECOND, 0);
     for number in 0..1_000 {
         for (sequence, is_ahead) in (3 * number..).zip([false, false, true]) {
-            let at_us = if is_ahead { year } else { i64::try_from(number).unwrap() * SECOND };
+            let at_us = if is_ahead {
+                year
+            } else {
+                i64::try_from(number).unwrap() * SECOND
+            };
             drops(&mut state, sequence, &[(sequence.into(), at_us)]);
         }
         assert!(state.may_snapshot(), "after {number} snapshots");
@@ -402,7 +475,7 @@ fn a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys() {
         most = most.max(last.entries.len());
     }
     assert!(most < 100, "a snapshot has {most} keys");
-    let mut successor = restored(all.len() - 1, &all, sizes);
+    let mut successor = restored(all.len() - 1, &all, sized(sizes));
     assert_eq!(successor.keys(), state.keys());
     let end = state.next();
     for (sequence, key) in (end..).zip(0..end) {

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
     Attempt, Batch, BatchingPolicy, Chunk, Config, ConsumeError, Consumer, Cut, KeyHasher, KeyValue,
-    PartKeys, Presence, ProgramHash, Programs, Received, Record, RowId, RowKey, Settled, Sink, SinkError,
-    SinkTable,
+    PartKeys, PartTimes, Presence, ProgramHash, Programs, Received, Record, RowId, RowKey, Settled, Sink,
+    SinkError, SinkTable,
 };
 use millpond_manifest::cas::{self, Swap};
 use millpond_manifest::cursor::Skip;
@@ -583,7 +583,7 @@ impl Sink for Table {
             };
             found.push(PartKeys {
                 sequence: part.sequence,
-                newest_us: Some(1_000_000),
+                received: PartTimes::of(&mut [1_000_000]),
                 keys: records.filter_map(key).collect(),
             });
         }

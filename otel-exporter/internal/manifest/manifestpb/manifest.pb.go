@@ -1880,7 +1880,7 @@ type Cursor struct {
 	Tables           *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
 	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"`          // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
 	Certificate      []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"` // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
-	Unique           []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`           // streams whose repeated events are dropped; a cursor with any has format version 2
+	Unique           []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`           // streams whose repeated events are dropped; a cursor with any has format version 2 or 3
 	Seen             *Seen                  `protobuf:"bytes,25,opt,name=seen,proto3" json:"seen,omitempty"`               // the newest segment of the log that an owner has seen in the store; absent: unknown
 	Programs         *Programs              `protobuf:"bytes,26,opt,name=programs,proto3" json:"programs,omitempty"`       // of the newest owner's sink; absent: unknown
 	unknownFields    protoimpl.UnknownFields
@@ -2258,6 +2258,7 @@ type Deduplication struct {
 	Snapshot         *UniqueReference       `protobuf:"bytes,4,opt,name=snapshot,proto3" json:"snapshot,omitempty"`                                          // absent: the state follows from the log alone
 	DeduplicatedFrom uint64                 `protobuf:"varint,5,opt,name=deduplicated_from,json=deduplicatedFrom,proto3" json:"deduplicated_from,omitempty"` // no row below this sequence was ever dropped
 	Duplicates       uint64                 `protobuf:"varint,6,opt,name=duplicates,proto3" json:"duplicates,omitempty"`                                     // rows dropped between `since` and the acknowledged position
+	MediansFrom      *uint64                `protobuf:"varint,7,opt,name=medians_from,json=mediansFrom,proto3,oneof" json:"medians_from,omitempty"`          // from this sequence on, medians move the clock; absent: none do; a cursor with it has version 3
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -2330,6 +2331,13 @@ func (x *Deduplication) GetDeduplicatedFrom() uint64 {
 func (x *Deduplication) GetDuplicates() uint64 {
 	if x != nil {
 		return x.Duplicates
+	}
+	return 0
+}
+
+func (x *Deduplication) GetMediansFrom() uint64 {
+	if x != nil && x.MediansFrom != nil {
+		return *x.MediansFrom
 	}
 	return 0
 }
@@ -2967,7 +2975,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\bprograms\x18\x01 \x03(\v2\x14.millpond.v1.ProgramR\bprograms\"5\n" +
 	"\aProgram\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x12\x12\n" +
-	"\x04hash\x18\x02 \x01(\fR\x04hash\"\xfa\x01\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\"\xb3\x02\n" +
 	"\rDeduplication\x12\x16\n" +
 	"\x06stream\x18\x01 \x01(\tR\x06stream\x124\n" +
 	"\asetting\x18\x02 \x01(\v2\x1a.millpond.v1.UniqueSettingR\asetting\x12\x14\n" +
@@ -2976,7 +2984,9 @@ const file_manifest_proto_rawDesc = "" +
 	"\x11deduplicated_from\x18\x05 \x01(\x04R\x10deduplicatedFrom\x12\x1e\n" +
 	"\n" +
 	"duplicates\x18\x06 \x01(\x04R\n" +
-	"duplicates\">\n" +
+	"duplicates\x12&\n" +
+	"\fmedians_from\x18\a \x01(\x04H\x00R\vmediansFrom\x88\x01\x01B\x0f\n" +
+	"\r_medians_from\">\n" +
 	"\rUniqueSetting\x12\x10\n" +
 	"\x03key\x18\x01 \x03(\tR\x03key\x12\x1b\n" +
 	"\twindow_ms\x18\x02 \x01(\x04R\bwindowMs\"5\n" +
@@ -3133,6 +3143,7 @@ func file_manifest_proto_init() {
 	if File_manifest_proto != nil {
 		return
 	}
+	file_manifest_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

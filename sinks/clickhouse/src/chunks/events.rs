@@ -1,6 +1,6 @@
 //! Cuts messages of JSON events into chunks for their table.
 
-use super::opened::{Look, OpenPart, OpenParts, Row, each_row, look};
+use super::opened::{OpenPart, OpenParts, Row, each_row, look};
 use super::{Columns, Cutter, Event, Found, RECORDS_MAX, messages, row_id};
 use crate::events::{KeyPaths, Plan, Values, own, rows};
 use crate::identities::NumberedRecord;
@@ -8,7 +8,7 @@ use crate::native::{self, Column as _, Dictionary, Numbers};
 use crate::schema::Table;
 use crate::transform::{Made, Runs, Transform};
 use millpond_consumer::{
-    Batch, Chunk, Cut, KeyHasher, Part, PartKeys, Received, Record, RowId, RowKey, SinkError,
+    Batch, Chunk, Cut, KeyHasher, Part, PartKeys, PartTimes, Received, Record, RowId, RowKey, SinkError,
 };
 use millpond_segment::Decompressor;
 use prometheus_client::metrics::counter::Counter;
@@ -224,7 +224,7 @@ pub(super) fn keys(
     room: fn(&Part) -> Option<OpenPart>,
     decompressor: &mut Decompressor,
 ) -> Result<(Vec<PartKeys>, OpenParts), SinkError> {
-    let mut hasher = KeyHasher::default();
+    let (mut hasher, mut times_us) = (KeyHasher::default(), Vec::new());
     let parts = batch.parts.iter().map(|part| {
         let mut next = u64::from(part.first_record);
         let mut full = None;
@@ -232,20 +232,26 @@ pub(super) fn keys(
             sequence: part.sequence,
             ..PartKeys::default()
         };
-        let Look { newest_us, open } = look(part, room(part), decompressor, &mut |found, row| {
-            if next >= RECORDS_MAX {
-                full = Some(too_many(part));
-                return false;
-            }
-            if let Some(key) = row.ok().and_then(|row| paths.key(row, &mut hasher)) {
-                let record = row_id(part.sequence, next).record;
-                let at_us = found.message.received_at_us;
-                found_keys.keys.push(RowKey { record, at_us, key });
-            }
-            next += 1;
-            true
-        })?;
-        found_keys.newest_us = newest_us;
+        let open = look(
+            part,
+            room(part),
+            decompressor,
+            &mut times_us,
+            &mut |found, row| {
+                if next >= RECORDS_MAX {
+                    full = Some(too_many(part));
+                    return false;
+                }
+                if let Some(key) = row.ok().and_then(|row| paths.key(row, &mut hasher)) {
+                    let record = row_id(part.sequence, next).record;
+                    let at_us = found.message.received_at_us;
+                    found_keys.keys.push(RowKey { record, at_us, key });
+                }
+                next += 1;
+                true
+            },
+        )?;
+        found_keys.received = PartTimes::of(&mut times_us);
         full.map_or(Ok((found_keys, open)), Err)
     });
     parts.collect()

@@ -32,32 +32,22 @@ struct OpenMessage {
     is_readable: bool,
 }
 
-/// The result of reading a part once.
-pub(super) struct Look {
-    /// The latest reception of its messages, even of those without rows.
-    pub(super) newest_us: Option<i64>,
-    /// Its rows, if they are kept.
-    pub(super) open: Option<OpenPart>,
-}
-
-/// Passes on the rows of a part, and keeps them in `open`, if there is one, as long as they fit.
+/// Passes on the rows of a part, and keeps them in `open`, if there is one, as long as they fit. Puts the times of the messages, even of
+/// those without rows, into `times_us`.
 pub(super) fn look(
     part: &Part,
-    open: Option<OpenPart>,
+    mut open: Option<OpenPart>,
     decompressor: &mut Decompressor,
+    times_us: &mut Vec<i64>,
     take: &mut dyn FnMut(&Found<'_>, Row<'_>) -> bool,
-) -> Result<Look, SinkError> {
-    let mut look = Look {
-        newest_us: None,
-        open,
-    };
-    let Look { newest_us, open } = &mut look;
+) -> Result<Option<OpenPart>, SinkError> {
+    times_us.clear();
     for block in millpond_segment::blocks(&part.data, part.offset, &Limits::default()) {
         let block = block.and_then(|block| block.open(decompressor));
         let block = block.map_err(|error| damaged(part, &error))?;
         let more = messages_of(block.raw(), part, &mut |found| {
             let payload = found.message.payload;
-            *newest_us = (*newest_us).max(Some(found.message.received_at_us));
+            times_us.push(found.message.received_at_us);
             let mut is_readable = true;
             let more = rows(payload, |row| {
                 match &row {
@@ -73,7 +63,7 @@ pub(super) fn look(
             more
         })?;
         open.take_if(|open| !open.has_room(&block));
-        match open {
+        match &mut open {
             Some(open) => open.blocks.push(block),
             None => block.close(decompressor),
         }
@@ -81,7 +71,7 @@ pub(super) fn look(
             break;
         }
     }
-    Ok(look)
+    Ok(open)
 }
 
 impl OpenPart {
@@ -216,14 +206,21 @@ mod tests {
         all
     }
 
-    fn looked(part: &Part) -> (Look, Vec<String>) {
-        let mut all = Vec::new();
+    /// The rows that are kept, the times of the messages, and the rows.
+    fn looked(part: &Part) -> (Option<OpenPart>, Vec<i64>, Vec<String>) {
+        let (mut all, mut times_us) = (Vec::new(), vec![7]);
         let mut decompressor = Decompressor::new().unwrap();
-        let look = look(part, OpenPart::of(part), &mut decompressor, &mut |found, row| {
-            all.push(seen(found, &row));
-            true
-        });
-        (look.unwrap(), all)
+        let open = look(
+            part,
+            OpenPart::of(part),
+            &mut decompressor,
+            &mut times_us,
+            &mut |found, row| {
+                all.push(seen(found, &row));
+                true
+            },
+        );
+        (open.unwrap(), times_us, all)
     }
 
     proptest! {
@@ -245,10 +242,10 @@ mod tests {
                 .map(|text| text[..text.len().saturating_sub(cut)].to_vec())
                 .collect();
             let part = part(&messages, 0, 100);
-            let (look, all) = looked(&part);
-            prop_assert_eq!(look.newest_us, Some(messages.len() as i64 - 1));
-            prop_assert!(look.open.is_some());
-            prop_assert_eq!(&read(&part, look.open), &all);
+            let (open, times_us, all) = looked(&part);
+            prop_assert_eq!(times_us, (0..messages.len() as i64).collect::<Vec<_>>());
+            prop_assert!(open.is_some());
+            prop_assert_eq!(&read(&part, open), &all);
             prop_assert_eq!(read(&part, None), all);
         }
     }
@@ -258,9 +255,9 @@ mod tests {
         let messages = [b"{} {}".to_vec(), b"{}".to_vec()];
         for (less, records, is_kept) in [(0, 3, true), (1, 3, false), (0, 2, false), (0, 1, false)] {
             let part = part(&messages, less, records);
-            let (look, all) = looked(&part);
-            assert_eq!((look.open.is_some(), all.len()), (is_kept, 3), "{less} {records}");
-            assert_eq!(read(&part, look.open), all);
+            let (open, _, all) = looked(&part);
+            assert_eq!((open.is_some(), all.len()), (is_kept, 3), "{less} {records}");
+            assert_eq!(read(&part, open), all);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::support::{Server, batch_of_events, chunk, insert, open, policy, write, write_again};
 use millpond_clickhouse::{ClickHouse, Config, EventTable, Origin, Unit, propose};
-use millpond_consumer::{Batch, Chunk, Cut, Dropped, Found, RowId, Sink as _, SinkError};
+use millpond_consumer::{Batch, Chunk, Cut, Dropped, Found, PartTimes, RowId, Sink as _, SinkError};
 use millpond_segment::Encoding;
 use std::collections::BTreeMap;
 
@@ -430,8 +430,10 @@ async fn rows_have_keys_and_those_that_are_dropped_keep_their_numbers() {
     };
     assert_eq!({ first.key }, { again.key });
     assert!({ first.key } != { unfit.key } && { first.key } != { other.key });
-    assert_eq!(Some(other.at_us), part.newest_us, "the second message came later");
+    let PartTimes { median_us, newest_us } = part.received;
+    assert_eq!(Some(other.at_us), newest_us, "the second message came later");
     assert!(first.at_us < other.at_us);
+    assert_eq!(Some(first.at_us), median_us, "the earlier one of two counts");
 
     batch.parts[0].dropped = Dropped::of(&[2, 3]);
     let (chunks, unfit) = cuts(&sink, &batch, 100);
