@@ -1304,6 +1304,13 @@ CATCHERS = {
             "a_cursor_has_another_version_from_its_first_setting_on", "it has the newest rules"
         )
     ],
+    "replayed-keys-unpaid": [
+        Catcher(
+            "consumer/src/lib.rs",
+            "unique::restore::tests::the_keys_of_tiny_rows_are_paid_for",
+            r"\d+ bytes are reserved",
+        )
+    ],
     "cut-batch-takes-copies": [
         unique(
             "a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it",

@@ -71,6 +71,8 @@ pub(crate) struct Job {
     pub(crate) term: Term,
     /// The batch's turn in the deduplication of its stream.
     pub(crate) unique: Option<Turn>,
+    /// The sink keeps the rows that it reads for their keys.
+    pub(crate) keeps_rows: bool,
 }
 
 impl Job {
@@ -93,8 +95,20 @@ impl Job {
             return 0;
         }
         let records: u64 = self.wanted.iter().map(|wanted| wanted.part.records).sum();
-        let each = (size_of::<RowKey>() + Opened::ROW_BYTES) as u64;
-        self.raw().saturating_add(records.saturating_mul(each))
+        let keys = records.saturating_mul(size_of::<RowKey>() as u64);
+        match self.keeps_rows {
+            true => keys
+                .saturating_add(self.raw())
+                .saturating_add(records.saturating_mul(Opened::ROW_BYTES as u64)),
+            false => keys,
+        }
+    }
+
+    /// The sink reads the rows of a batch again after the decisions if they do not fit into this memory beside the rest.
+    fn limit_rows(&mut self, memory: usize) {
+        self.keeps_rows = true;
+        let rest = self.fetched().saturating_add(self.chunk().saturating_mul(2));
+        self.keeps_rows = self.opened().saturating_add(rest) <= memory as u64;
     }
 
     fn raw(&self) -> u64 {
@@ -126,6 +140,7 @@ impl Job {
 impl BatchWorker {
     /// Writes a batch. When it returns, the sink has all of the batch except its dead letters, which the store has.
     pub(crate) async fn work(self: Arc<Self>, mut job: Job) -> Result<(), ConsumeError> {
+        job.limit_rows(self.memory.limit());
         let chunks_at_a_time = job.chunks_at_a_time(self.writers_max, self.memory.limit());
         let queued = self.metrics.enter(Stage::memory);
         if let Some(turn) = &mut job.unique {
@@ -152,7 +167,7 @@ impl BatchWorker {
         }
         drop(fetched);
         let opened = match job.unique.take() {
-            Some(turn) => turn.decide(&mut job.batch).await?,
+            Some(turn) => turn.decide(&mut job.batch, job.keeps_rows).await?,
             None => Opened::default(),
         };
 

@@ -64,6 +64,7 @@ impl Tenure<'_> {
                 ..self.term.clone()
             },
             unique: None,
+            keeps_rows: true,
         })
     }
 

@@ -1,6 +1,6 @@
 //! Puts the state of a stream together again: the snapshots that the cursor names, and the keys of the log after them.
 
-use super::keys::PartKeys;
+use super::keys::{PartKeys, RowKey};
 use super::state::{KeyLimit, Of, Sizes, State, TooManyKeys};
 use crate::error::ConsumeError;
 use crate::reading::{BEHIND_WAIT, NOT_YET, read_patiently};
@@ -11,7 +11,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use millpond_manifest::cursor::{Deduplication, Seen};
 use millpond_manifest::log::Continuity;
 use millpond_manifest::{Cursor, Log, PageReference, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
-use millpond_runtime::{Backoff, Level, blocking};
+use millpond_runtime::{Backoff, Level, Reservation, blocking};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -237,8 +237,8 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
         let reads: Vec<_> = reads.collect();
         let mut reads = stream::iter(reads).buffered(PARTS_AT_A_TIME);
         loop {
-            let part = match reads.try_next().await {
-                Ok(Some(part)) => part,
+            let (part, _memory) = match reads.try_next().await {
+                Ok(Some(read)) => read,
                 Ok(None) => break,
                 Err(ConsumeError::Lost { key, sequence }) => {
                     return Err(match shard.gone(&key, sequence).await? {
@@ -257,16 +257,23 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
     Ok(())
 }
 
-/// Reads the keys of one part.
+/// The memory of a part that is read for its keys: its bytes, and for each row the time of a message and the key.
+fn memory(wanted: &Wanted) -> u64 {
+    let bytes = wanted.length.saturating_add(wanted.part.raw_len);
+    let each = (size_of::<i64>() + size_of::<RowKey>()) as u64;
+    bytes.saturating_add(wanted.part.records.saturating_mul(each))
+}
+
+/// Reads the keys of one part. Their memory is reserved until somebody has decided about them.
 async fn keys(
     shard: &Shard,
     source: &Source,
     encoding: millpond_segment::Encoding,
     wanted: Wanted,
-) -> Result<PartKeys, ConsumeError> {
+) -> Result<(PartKeys, Reservation), ConsumeError> {
     let worker = &shard.worker;
-    let bytes = wanted.length.saturating_add(wanted.part.raw_len);
-    let _memory = worker.memory.reserve_at_most(bytes).await;
+    // The parts ask in their order, so the first one never waits for a later one.
+    let memory = worker.memory.reserve_at_most(memory(&wanted)).await;
     let sequence = wanted.part.sequence;
     let part = worker.fetch(shard.claim.shard, wanted, None).await?;
     let batch = Batch {
@@ -293,8 +300,36 @@ async fn keys(
         batch: id,
         reason: error.to_string(),
     })?;
-    Ok(found.pop().unwrap_or(PartKeys {
+    let found = found.pop().unwrap_or(PartKeys {
         sequence,
         ..PartKeys::default()
-    }))
+    });
+    Ok((found, memory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::Part;
+    use bytes::Bytes;
+
+    #[test]
+    fn the_keys_of_tiny_rows_are_paid_for() {
+        let wanted = Wanted {
+            key: "segment".into(),
+            length: 1_000,
+            part: Part {
+                sequence: 7,
+                first_record: 0,
+                segment: ulid::Ulid::nil(),
+                offset: 8,
+                data: Bytes::new(),
+                raw_len: 900_000,
+                records: 100_000,
+                dropped: Default::default(),
+            },
+        };
+        let bytes = memory(&wanted);
+        assert!(bytes >= 901_000 + 100_000 * 40, "{bytes} bytes are reserved");
+    }
 }

@@ -221,9 +221,13 @@ impl Turn {
     }
 
     /// Decides about the rows of the batch, and marks those that repeat earlier ones.
-    /// Returns what the sink keeps for their chunks.
-    pub(crate) async fn decide(mut self, batch: &mut Batch) -> Result<Opened, ConsumeError> {
-        let (keys, opened) = self.open(batch).await?;
+    /// Returns what the sink keeps for their chunks, which is nothing unless it `keeps_rows`.
+    pub(crate) async fn decide(
+        mut self,
+        batch: &mut Batch,
+        keeps_rows: bool,
+    ) -> Result<Opened, ConsumeError> {
+        let (keys, opened) = self.open(batch, keeps_rows).await?;
         self.decision.wait().await;
         let stage = self.stage.clone();
         let Stage { shard, source, .. } = &*stage;
@@ -310,13 +314,17 @@ impl Turn {
     }
 
     /// Reads the keys of the batch. Several batches do so at a time.
-    async fn open(&self, batch: &Batch) -> Result<(Vec<PartKeys>, Opened), ConsumeError> {
+    async fn open(&self, batch: &Batch, keeps_rows: bool) -> Result<(Vec<PartKeys>, Opened), ConsumeError> {
         let worker = &self.stage.shard.worker;
         let _decoder = worker.decoders.acquire().await.expect("never closed");
         let (sink, paths) = (worker.sink.clone(), self.stage.source.setting.key.clone());
         // Its bytes are shared.
         let copy = batch.clone();
-        let found = blocking::compute(&*worker.environment, move || sink.open(&copy, &paths)).await;
+        let found = blocking::compute(&*worker.environment, move || match keeps_rows {
+            true => sink.open(&copy, &paths),
+            false => Ok((sink.keys(&copy, &paths)?, Opened::default())),
+        })
+        .await;
         found.map_err(|error| ConsumeError::Refused {
             batch: batch.id.to_string(),
             reason: error.to_string(),

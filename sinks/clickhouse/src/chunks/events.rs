@@ -230,6 +230,8 @@ pub(super) fn keys(
         let mut full = None;
         let mut found_keys = PartKeys {
             sequence: part.sequence,
+            // A doubling would take twice the memory. A row takes two bytes at least, whatever the log says.
+            keys: Vec::with_capacity(usize::try_from(part.records.min(part.raw_len / 2)).unwrap_or(0)),
             ..PartKeys::default()
         };
         let open = look(
