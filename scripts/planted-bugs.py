@@ -1311,6 +1311,20 @@ CATCHERS = {
             r"\d+ bytes are reserved",
         )
     ],
+    "lost-cursor-forgets-drops": [
+        Catcher(
+            "operate/src/lib.rs",
+            "consumers::change::tests::a_cursor_that_cannot_be_read_becomes_a_tombstone",
+            "nobody knows which rows",
+        )
+    ],
+    "dropped-rows-repaired": [
+        Catcher(
+            "consumer/tests/all/repair.rs",
+            "what_a_lost_cursor_may_have_dropped_is_not_repaired",
+            "it inserts dropped rows",
+        )
+    ],
     "cut-batch-takes-copies": [
         unique(
             "a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it",

@@ -8,6 +8,7 @@ use crate::reading::read_patiently;
 use crate::streams::StreamPattern;
 use millpond_manifest::cursor::{OtherProgram, Ownership, Seen, Skip};
 use millpond_manifest::{Cursor, Manifest, layout};
+use millpond_segment::Encoding;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -164,6 +165,18 @@ impl Claim {
                     stream.name
                 )));
             }
+        }
+        let below = consumer.deduplicated_below;
+        let mut streams = log.into_iter().flat_map(|log| &log.streams);
+        if from < below
+            && let Some(stream) =
+                streams.find(|stream| takes(&stream.name) && stream.encoding == Encoding::Ndjson)
+        {
+            return Err(self.unrepairable(format!(
+                "a lost cursor of the consumer may have dropped repeated events (--unique) of {} below sequence {below}, which a repair \
+                 cannot tell from missing ones: begin the range there, or leave the stream out (--stream)",
+                stream.name
+            )));
         }
         for (stream, of) in &consumer.unique {
             if takes(stream) && of.deduplicated_from <= to {

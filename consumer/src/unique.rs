@@ -6,6 +6,7 @@ mod routing;
 mod stage;
 mod state;
 
+pub(crate) use keys::ROW_BYTES;
 pub use keys::{PartKeys, PartTimes, RowKey};
 pub use millpond_events::{KeyHasher, KeyValue};
 pub(crate) use routing::Routing;

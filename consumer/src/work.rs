@@ -10,7 +10,7 @@ use crate::metrics::{self, Stage, label};
 use crate::reading::{BEHIND_WAIT, NOT_YET, is_behind};
 use crate::sink::{Batch, Opened, Part};
 use crate::trace::{BatchTrace, Step};
-use crate::unique::{Dropped, RowKey, Turn};
+use crate::unique::{Dropped, ROW_BYTES, Turn};
 use crate::worker::BatchWorker;
 use crate::write::{ChunkWriter, Term};
 use bytes::Bytes;
@@ -95,7 +95,7 @@ impl Job {
             return 0;
         }
         let records: u64 = self.wanted.iter().map(|wanted| wanted.part.records).sum();
-        let keys = records.saturating_mul(size_of::<RowKey>() as u64);
+        let keys = records.saturating_mul(ROW_BYTES);
         match self.keeps_rows {
             true => keys
                 .saturating_add(self.raw())
@@ -104,11 +104,10 @@ impl Job {
         }
     }
 
-    /// The sink reads the rows of a batch again after the decisions if they do not fit into this memory beside the rest.
+    /// The sink reads the rows of a batch again after the decisions if they do not fit into this memory.
     fn limit_rows(&mut self, memory: usize) {
         self.keeps_rows = true;
-        let rest = self.fetched().saturating_add(self.chunk().saturating_mul(2));
-        self.keeps_rows = self.opened().saturating_add(rest) <= memory as u64;
+        self.keeps_rows = self.opened().saturating_add(self.fetched()) <= memory as u64;
     }
 
     fn raw(&self) -> u64 {

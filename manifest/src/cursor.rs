@@ -132,6 +132,9 @@ pub struct Cursor {
     pub certificate: Option<Fingerprint>,
     /// The streams whose repeated events are or were dropped.
     pub unique: BTreeMap<String, Deduplication>,
+    /// An earlier cursor is lost, under which any row below this sequence may have been dropped as a duplicate. [`SENT_UNKNOWN`] until the
+    /// next owner has read the log.
+    pub deduplicated_below: u64,
     /// The newest segment of the log that an owner has seen in the store. A log with another one in its place is not the one that the
     /// consumer has read. `None`: unknown.
     pub seen: Option<Seen>,
@@ -217,6 +220,7 @@ impl Cursor {
             shards: 0,
             certificate: None,
             unique: BTreeMap::new(),
+            deduplicated_below: 0,
             seen: None,
             programs: None,
         }
@@ -577,6 +581,9 @@ impl Cursor {
     pub fn limit_sent(&mut self, end: u64) {
         if self.sent_below == SENT_UNKNOWN {
             self.sent_below = end;
+        }
+        if self.deduplicated_below == SENT_UNKNOWN {
+            self.deduplicated_below = end;
         }
     }
 

@@ -12,6 +12,9 @@ pub struct RowKey {
     pub key: u128,
 }
 
+/// The memory of a row that is read for its key: the key, and the time of its message.
+pub(crate) const ROW_BYTES: u64 = (size_of::<RowKey>() + size_of::<i64>()) as u64;
+
 /// The keys of the rows of a part, in the order of their records. Rows without a key are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartKeys {

@@ -1,6 +1,6 @@
 //! Puts the state of a stream together again: the snapshots that the cursor names, and the keys of the log after them.
 
-use super::keys::{PartKeys, RowKey};
+use super::keys::{PartKeys, ROW_BYTES};
 use super::state::{KeyLimit, Of, Sizes, State, TooManyKeys};
 use crate::error::ConsumeError;
 use crate::reading::{BEHIND_WAIT, NOT_YET, read_patiently};
@@ -257,11 +257,10 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
     Ok(())
 }
 
-/// The memory of a part that is read for its keys: its bytes, and for each row the time of a message and the key.
+/// The memory of a part that is read for its keys.
 fn memory(wanted: &Wanted) -> u64 {
     let bytes = wanted.length.saturating_add(wanted.part.raw_len);
-    let each = (size_of::<i64>() + size_of::<RowKey>()) as u64;
-    bytes.saturating_add(wanted.part.records.saturating_mul(each))
+    bytes.saturating_add(wanted.part.records.saturating_mul(ROW_BYTES))
 }
 
 /// Reads the keys of one part. Their memory is reserved until somebody has decided about them.

@@ -6,7 +6,7 @@ use crate::support::{
 use millpond_consumer::gc::{GarbageCollector, GcConfig};
 use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_consumer::{BatchingPolicy, Config, ConsumeError, Consumer, Programs, Repair, Tally};
-use millpond_manifest::cursor::Ownership;
+use millpond_manifest::cursor::{Ownership, SENT_UNKNOWN};
 use millpond_manifest::{Cursor, Manifest, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, On};
@@ -421,6 +421,34 @@ async fn ranges_that_cannot_be_repaired_are_refused() {
         let made = Consumer::new(log.store.clone(), named, table.clone(), &mut Registry::default());
         assert!(matches!(made.err(), Some(ConsumeError::Name(_))));
     }
+}
+
+#[tokio::test]
+async fn what_a_lost_cursor_may_have_dropped_is_not_repaired() {
+    let (mut log, table) = read(&[8, 8]).await;
+    // As after a forced removal of a cursor that could not be read, and another start.
+    log.change_cursor("default", |cursor| Cursor {
+        deduplicated_below: SENT_UNKNOWN,
+        ..cursor.clone()
+    })
+    .await;
+    table.delete(3);
+    let consumer = start(&log.store, config("again"), &table);
+    log.commit(&[8]).await;
+    acknowledged(&log, 3).await;
+    consumer.stop().await.unwrap();
+    let below = log.cursor("default").await.unwrap().deduplicated_below;
+    assert!((2..=3).contains(&below), "{below}");
+    let refused = repair(&log, repair_of("r", 0..=1), &table).await;
+    let Err(refused @ ConsumeError::Repair { .. }) = refused else {
+        panic!("it inserts dropped rows: {refused:?}")
+    };
+    assert!(refused.to_string().contains("below sequence"), "{refused}");
+    log.commit(&[8]).await;
+    let consumer = start(&log.store, config("again"), &table);
+    acknowledged(&log, 4).await;
+    consumer.stop().await.unwrap();
+    repair(&log, repair_of("r", 3..=3), &table).await.unwrap();
 }
 
 /// A repair leaves out skipped parts and streams that the consumer does not read.

@@ -120,6 +120,7 @@ impl Object for Cursor {
             shards,
             certificate,
             unique,
+            deduplicated_below,
             seen,
             programs,
         } = self;
@@ -133,7 +134,8 @@ impl Object for Cursor {
             } => (proto::Ownership::Held, owner.clone(), *lease_expires_at_ms),
         };
         // An older program would erase the settings, or their rules, and send other rows than this one.
-        let version = if unique.values().any(|of| of.medians_from.is_some()) {
+        let medians = unique.values().any(|of| of.medians_from.is_some());
+        let version = if medians || *deduplicated_below > 0 {
             CURSOR_VERSION
         } else if unique.is_empty() {
             FORMAT_VERSION
@@ -168,6 +170,7 @@ impl Object for Cursor {
                 shards: *shards,
                 certificate: Fingerprint::encode(*certificate),
                 unique: unique.iter().map(encode_unique).collect(),
+                deduplicated_below: *deduplicated_below,
                 seen: seen.map(encode_seen),
                 programs: programs.as_ref().map(encode_programs),
             },
@@ -237,6 +240,7 @@ impl Object for Cursor {
             shards: c.shards,
             certificate: Fingerprint::decode(Self::NAME, "certificate", &c.certificate)?,
             unique: unique.map_err(content)?,
+            deduplicated_below: c.deduplicated_below,
             seen: c.seen.as_ref().map(decode_seen).transpose()?,
             programs: c.programs.map(decode_programs).transpose()?,
         };

@@ -163,7 +163,7 @@ impl Cursor {
         }
     }
 
-    /// The first sequence from which rows of a stream may have been dropped as duplicates.
+    /// The first sequence from which rows of a stream may have been dropped as duplicates, under this cursor.
     pub fn deduplicated_from(&self, stream: &str) -> Option<u64> {
         self.unique.get(stream).map(|of| of.deduplicated_from)
     }

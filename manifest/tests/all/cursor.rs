@@ -170,6 +170,7 @@ fn a_cursor_reads_back_as_it_was_written() {
             generation: 3,
             unsettled: true,
             sent_below: 12,
+            deduplicated_below: 9,
             ..cursor.clone()
         }
         .stamped(5);

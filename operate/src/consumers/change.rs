@@ -6,7 +6,7 @@ use crate::Target;
 use crate::buffer::{self, read_log, read_log_of, read_tail};
 use anyhow::{Context, bail};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
-use millpond_manifest::cursor::Skip;
+use millpond_manifest::cursor::{SENT_UNKNOWN, Skip};
 use millpond_manifest::{BatchingPolicy, Cursor, layout};
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::{Fetched, Store, Version};
@@ -251,6 +251,8 @@ async fn from_scratch(store: &Store, shard: u32, consumer: &str) -> anyhow::Resu
     };
     let mut cursor = Cursor::new(own.id, shard, consumer, 0, policy).remove();
     cursor.unsettled = true;
+    // So are the settings under which it dropped repeated events.
+    cursor.deduplicated_below = SENT_UNKNOWN;
     cursor.lease_ms = u64::try_from(usual.lease.as_millis())?;
     // The generation of the lost cursor's tokens is unknown.
     cursor.generation = u64::from(SystemEnvironment.random_u32());

@@ -12,6 +12,7 @@ use millpond_consumer::{Part, Sink};
 use millpond_manifest::dead_letter::Kind;
 use millpond_manifest::manifest::{Entry, Part as Listed};
 use millpond_manifest::{Buffer, Cursor, DeadLetter, Log, cas, layout};
+use millpond_segment::Encoding;
 use millpond_storage::Store;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -192,6 +193,14 @@ impl Look<'_> {
         if from >= end {
             return Ok(None);
         }
+        let is_of_events = log.streams[index as usize].encoding == Encoding::Ndjson;
+        // A cursor that is lost may have dropped any of them.
+        let lost_below = if is_of_events {
+            self.cursor.deduplicated_below
+        } else {
+            0
+        };
+        let lost = (from < lost_below).then_some(from);
         let mut compared = Compared {
             consumer: consumer.clone(),
             shard: log.shard,
@@ -203,7 +212,7 @@ impl Look<'_> {
             missing: 0,
             duplicate: 0,
             unknown: 0,
-            deduplicated_from: self.cursor.deduplicated_from(stream).filter(|first| *first < end),
+            deduplicated_from: lost.or(self.cursor.deduplicated_from(stream).filter(|first| *first < end)),
             segments_read: 0,
             sequences: Vec::new(),
         };
@@ -221,7 +230,8 @@ impl Look<'_> {
                 compared.rows += found.rows;
                 // A row of no record can make up for a missing one in the counts, but not with a number that a record has.
                 let unknown = u64::from(found.last) >= part.records;
-                let drops = compared.deduplicated_from.is_some_and(|first| first <= sequence);
+                let from = self.cursor.deduplicated_from(stream);
+                let drops = sequence < lost_below || from.is_some_and(|from| from <= sequence);
                 let differs = found.distinct != part.records && !drops;
                 if found.rows != found.distinct || differs || unknown {
                     compared.segments_read += 1;

@@ -171,6 +171,10 @@ async fn a_cursor_that_cannot_be_read_becomes_a_tombstone() {
     assert!(changed.repair_ended);
     let tombstone = read(&store, "e2e").await.state;
     assert!(tombstone.is_removed() && tombstone.unsettled && tombstone.lease_ms > 0);
+    assert_eq!(
+        tombstone.deduplicated_below, SENT_UNKNOWN,
+        "nobody knows which rows the lost cursor had dropped"
+    );
     assert!(buffer::cursor(&store, 0, "e2e").await.unwrap().is_none());
     let listed = buffer::cursors(&store, 0).await.unwrap();
     assert!(listed.is_empty(), "a tombstone is no consumer: {listed:?}");

@@ -1856,35 +1856,36 @@ func (x *TableClaim) GetFirm() bool {
 }
 
 type Cursor struct {
-	state            protoimpl.MessageState `protogen:"open.v1"`
-	BufferId         []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
-	Shard            uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
-	Consumer         string                 `protobuf:"bytes,3,opt,name=consumer,proto3" json:"consumer,omitempty"`
-	Version          uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
-	WriterNonce      uint64                 `protobuf:"fixed64,5,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
-	Epoch            uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Ownership        Ownership              `protobuf:"varint,7,opt,name=ownership,proto3,enum=millpond.v1.Ownership" json:"ownership,omitempty"`
-	Owner            string                 `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
-	LeaseExpiresAtMs uint64                 `protobuf:"varint,9,opt,name=lease_expires_at_ms,json=leaseExpiresAtMs,proto3" json:"lease_expires_at_ms,omitempty"`
-	Policy           *BatchingPolicy        `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
-	Start            uint64                 `protobuf:"varint,11,opt,name=start,proto3" json:"start,omitempty"` // the start of streams without a position
-	Streams          []*StreamCursor        `protobuf:"bytes,12,rep,name=streams,proto3" json:"streams,omitempty"`
-	Skipped          []*Skip                `protobuf:"bytes,13,rep,name=skipped,proto3" json:"skipped,omitempty"`
-	Refused          []*Refused             `protobuf:"bytes,14,rep,name=refused,proto3" json:"refused,omitempty"`
-	WaitingFor       []string               `protobuf:"bytes,15,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // the owner's reasons for waiting when it wrote this, for people
-	Opening          uint64                 `protobuf:"fixed64,16,opt,name=opening,proto3" json:"opening,omitempty"`                       // random id of the newest opening; an owner acts only while this is its own
-	Generation       uint64                 `protobuf:"varint,17,opt,name=generation,proto3" json:"generation,omitempty"`                  // counts the resets, skips and removals: part of every token
-	SentBelow        uint64                 `protobuf:"varint,18,opt,name=sent_below,json=sentBelow,proto3" json:"sent_below,omitempty"`   // rows below this sequence may be in the sink under tokens that no plan names
-	Unsettled        bool                   `protobuf:"varint,19,opt,name=unsettled,proto3" json:"unsettled,omitempty"`                    // requests of an earlier generation may still be in flight to the sink
-	LeaseMs          uint64                 `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`         // the longest lease of any owner since the last clean release
-	Tables           *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
-	Shards           uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"`          // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
-	Certificate      []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"` // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
-	Unique           []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`           // streams whose repeated events are dropped; a cursor with any has format version 2 or 3
-	Seen             *Seen                  `protobuf:"bytes,25,opt,name=seen,proto3" json:"seen,omitempty"`               // the newest segment of the log that an owner has seen in the store; absent: unknown
-	Programs         *Programs              `protobuf:"bytes,26,opt,name=programs,proto3" json:"programs,omitempty"`       // of the newest owner's sink; absent: unknown
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	BufferId          []byte                 `protobuf:"bytes,1,opt,name=buffer_id,json=bufferId,proto3" json:"buffer_id,omitempty"`
+	Shard             uint32                 `protobuf:"varint,2,opt,name=shard,proto3" json:"shard,omitempty"`
+	Consumer          string                 `protobuf:"bytes,3,opt,name=consumer,proto3" json:"consumer,omitempty"`
+	Version           uint64                 `protobuf:"varint,4,opt,name=version,proto3" json:"version,omitempty"`
+	WriterNonce       uint64                 `protobuf:"fixed64,5,opt,name=writer_nonce,json=writerNonce,proto3" json:"writer_nonce,omitempty"`
+	Epoch             uint64                 `protobuf:"varint,6,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Ownership         Ownership              `protobuf:"varint,7,opt,name=ownership,proto3,enum=millpond.v1.Ownership" json:"ownership,omitempty"`
+	Owner             string                 `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`
+	LeaseExpiresAtMs  uint64                 `protobuf:"varint,9,opt,name=lease_expires_at_ms,json=leaseExpiresAtMs,proto3" json:"lease_expires_at_ms,omitempty"`
+	Policy            *BatchingPolicy        `protobuf:"bytes,10,opt,name=policy,proto3" json:"policy,omitempty"`
+	Start             uint64                 `protobuf:"varint,11,opt,name=start,proto3" json:"start,omitempty"` // the start of streams without a position
+	Streams           []*StreamCursor        `protobuf:"bytes,12,rep,name=streams,proto3" json:"streams,omitempty"`
+	Skipped           []*Skip                `protobuf:"bytes,13,rep,name=skipped,proto3" json:"skipped,omitempty"`
+	Refused           []*Refused             `protobuf:"bytes,14,rep,name=refused,proto3" json:"refused,omitempty"`
+	WaitingFor        []string               `protobuf:"bytes,15,rep,name=waiting_for,json=waitingFor,proto3" json:"waiting_for,omitempty"` // the owner's reasons for waiting when it wrote this, for people
+	Opening           uint64                 `protobuf:"fixed64,16,opt,name=opening,proto3" json:"opening,omitempty"`                       // random id of the newest opening; an owner acts only while this is its own
+	Generation        uint64                 `protobuf:"varint,17,opt,name=generation,proto3" json:"generation,omitempty"`                  // counts the resets, skips and removals: part of every token
+	SentBelow         uint64                 `protobuf:"varint,18,opt,name=sent_below,json=sentBelow,proto3" json:"sent_below,omitempty"`   // rows below this sequence may be in the sink under tokens that no plan names
+	Unsettled         bool                   `protobuf:"varint,19,opt,name=unsettled,proto3" json:"unsettled,omitempty"`                    // requests of an earlier generation may still be in flight to the sink
+	LeaseMs           uint64                 `protobuf:"varint,20,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`         // the longest lease of any owner since the last clean release
+	Tables            *SinkTables            `protobuf:"bytes,21,opt,name=tables,proto3" json:"tables,omitempty"`
+	Shards            uint32                 `protobuf:"varint,22,opt,name=shards,proto3" json:"shards,omitempty"`                                                // in shard 0: the shards of the buffer when the consumer began; 0 if an older program wrote it
+	Certificate       []byte                 `protobuf:"bytes,23,opt,name=certificate,proto3" json:"certificate,omitempty"`                                       // SHA-256 of the certificate that its owner presents to the leader; empty: the owner polls
+	Unique            []*Deduplication       `protobuf:"bytes,24,rep,name=unique,proto3" json:"unique,omitempty"`                                                 // streams whose repeated events are dropped; a cursor with any has format version 2 or 3
+	Seen              *Seen                  `protobuf:"bytes,25,opt,name=seen,proto3" json:"seen,omitempty"`                                                     // the newest segment of the log that an owner has seen in the store; absent: unknown
+	Programs          *Programs              `protobuf:"bytes,26,opt,name=programs,proto3" json:"programs,omitempty"`                                             // of the newest owner's sink; absent: unknown
+	DeduplicatedBelow uint64                 `protobuf:"varint,27,opt,name=deduplicated_below,json=deduplicatedBelow,proto3" json:"deduplicated_below,omitempty"` // an earlier cursor is lost: any row below may have been dropped; other than 0: format version 3
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Cursor) Reset() {
@@ -2097,6 +2098,13 @@ func (x *Cursor) GetPrograms() *Programs {
 		return x.Programs
 	}
 	return nil
+}
+
+func (x *Cursor) GetDeduplicatedBelow() uint64 {
+	if x != nil {
+		return x.DeduplicatedBelow
+	}
+	return 0
 }
 
 // A segment and its place in the log.
@@ -2935,7 +2943,7 @@ const file_manifest_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12.\n" +
 	"\x06tables\x18\x02 \x03(\v2\x16.millpond.v1.SinkTableR\x06tables\x12\"\n" +
 	"\rexpires_at_ms\x18\x03 \x01(\x04R\vexpiresAtMs\x12\x12\n" +
-	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xae\a\n" +
+	"\x04firm\x18\x04 \x01(\bR\x04firm\"\xdd\a\n" +
 	"\x06Cursor\x12\x1b\n" +
 	"\tbuffer_id\x18\x01 \x01(\fR\bbufferId\x12\x14\n" +
 	"\x05shard\x18\x02 \x01(\rR\x05shard\x12\x1a\n" +
@@ -2967,7 +2975,8 @@ const file_manifest_proto_rawDesc = "" +
 	"\vcertificate\x18\x17 \x01(\fR\vcertificate\x122\n" +
 	"\x06unique\x18\x18 \x03(\v2\x1a.millpond.v1.DeduplicationR\x06unique\x12%\n" +
 	"\x04seen\x18\x19 \x01(\v2\x11.millpond.v1.SeenR\x04seen\x121\n" +
-	"\bprograms\x18\x1a \x01(\v2\x15.millpond.v1.ProgramsR\bprograms\"<\n" +
+	"\bprograms\x18\x1a \x01(\v2\x15.millpond.v1.ProgramsR\bprograms\x12-\n" +
+	"\x12deduplicated_below\x18\x1b \x01(\x04R\x11deduplicatedBelow\"<\n" +
 	"\x04Seen\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x18\n" +
 	"\asegment\x18\x02 \x01(\fR\asegment\"<\n" +
