@@ -1325,6 +1325,12 @@ CATCHERS = {
             "it inserts dropped rows",
         )
     ],
+    "many-bytes-read-again": [
+        unique(
+            "a_successor_reads_few_bytes_again_though_few_keys_are_new",
+            "never: the log is not needed any more",
+        )
+    ],
     "cut-batch-takes-copies": [
         unique(
             "a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it",

@@ -65,6 +65,9 @@ pub struct Config {
     pub unique_memory: u64,
     /// The number of new keys after which the deduplication of a stream writes a snapshot. Default 65,536: 1.5 MiB.
     pub snapshot_keys: u64,
+    /// The number of uncompressed bytes of a stream after which its deduplication writes a snapshot, though few keys are new: a successor
+    /// reads them again before its first batch. Default 256 MiB.
+    pub snapshot_bytes: u64,
     /// From this number of snapshots on, the next ones of a stream replace them. Default 3,072, of the 4,096 that a snapshot may name.
     pub snapshots_named: usize,
     /// Write to tables that another consumer of the buffer writes to.
@@ -115,6 +118,7 @@ impl Default for Config {
             unique_file: "FILE".to_owned(),
             unique_memory: 128 << 20,
             snapshot_keys: 65_536,
+            snapshot_bytes: 256 << 20,
             // The longest window with few keys has 2,333.
             snapshots_named: 3_072,
             share_tables: false,

@@ -175,6 +175,7 @@ impl Consumer {
             keys: KeyLimit::new(keys_max),
             routing: Routing::new(buffer.routed.clone()),
             snapshot_keys: self.config.snapshot_keys,
+            snapshot_bytes: self.config.snapshot_bytes,
             snapshots_named: self.config.snapshots_named,
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),

@@ -31,6 +31,8 @@ pub(crate) struct BatchWorker {
     pub(crate) routing: Routing,
     /// The number of new keys after which the deduplication of a stream writes a snapshot.
     pub(crate) snapshot_keys: u64,
+    /// The number of bytes of a stream after which it writes one in any case.
+    pub(crate) snapshot_bytes: u64,
     /// The number of snapshots from which on the next ones replace them.
     pub(crate) snapshots_named: usize,
     pub(crate) fetchers: Arc<Semaphore>,

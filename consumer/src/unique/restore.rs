@@ -20,6 +20,10 @@ use tracing::info;
 /// Parts to read ahead.
 const PARTS_AT_A_TIME: usize = 4;
 
+/// Snapshots to read ahead, and the keys in them.
+const SNAPSHOTS_AT_A_TIME: u64 = 16;
+const KEYS_AT_A_TIME: u64 = 1 << 18;
+
 /// The source of a state.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
@@ -87,10 +91,21 @@ pub(crate) async fn restore(
     };
     let mut state = State::new(of, source.of.medians_from, limit, sizes);
     if let Some(name) = source.of.snapshot {
-        let newest = snapshot(shard, source, &state, name).await?;
+        let newest = snapshot(shard, source, state.of(), name).await?;
         state.resume(&newest, name);
-        for earlier in &newest.earlier {
-            let earlier = snapshot(shard, source, &state, earlier.reference).await?;
+        let most = newest
+            .earlier
+            .iter()
+            .map(|earlier| earlier.keys)
+            .max()
+            .unwrap_or(0);
+        let at_a_time = (KEYS_AT_A_TIME / most.max(1)).clamp(1, SNAPSHOTS_AT_A_TIME);
+        let of = state.of().clone();
+        let reads = newest.earlier.iter();
+        let reads = reads.map(|earlier| snapshot(shard, source, &of, earlier.reference));
+        let reads: Vec<_> = reads.collect();
+        let mut reads = stream::iter(reads).buffered(usize::try_from(at_a_time).unwrap_or(1));
+        while let Some(earlier) = reads.try_next().await? {
             state
                 .load(&earlier.entries)
                 .map_err(|full| too_many(&source.stream, full))?;
@@ -117,7 +132,7 @@ pub(crate) async fn restore(
 async fn snapshot(
     shard: &Shard,
     source: &Source,
-    state: &State,
+    of: &Of,
     name: UniqueReference,
 ) -> Result<UniqueSnapshot, ConsumeError> {
     let claim = &shard.claim;
@@ -136,7 +151,7 @@ async fn snapshot(
         setting: found.setting.clone(),
         since: found.since,
     };
-    if own != *state.of() || found.next != name.next {
+    if own != *of || found.next != name.next {
         return Err(source.lost(
             shard,
             format!("{key} belongs to another consumer or setting: restore it"),

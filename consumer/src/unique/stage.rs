@@ -58,6 +58,8 @@ struct Kept {
     state: State,
     /// When the next snapshot is due, by the environment's uptime.
     due_at: Duration,
+    /// The bytes of the parts since the last one, which a successor reads again.
+    raw_bytes: u64,
 }
 
 /// The part of the state that a swap of the cursor may record once the positions have moved so far.
@@ -210,6 +212,7 @@ impl Turn {
         *self.stage.state.lock().await = Some(Kept {
             state,
             due_at: environment.uptime().saturating_add(due_in),
+            raw_bytes: 0,
         });
         restored.store(true, Ordering::Relaxed);
         Ok(())
@@ -239,7 +242,12 @@ impl Turn {
             ));
         }
         let mut kept = stage.state.lock().await;
-        let Some(Kept { mut state, due_at }) = kept.take() else {
+        let Some(Kept {
+            mut state,
+            due_at,
+            raw_bytes,
+        }) = kept.take()
+        else {
             return Err(bug(batch, "its stream has no state"));
         };
         if state.next() > self.plan.low.max(source.of.since) {
@@ -264,8 +272,17 @@ impl Turn {
             &worker.metrics,
             &*worker.environment,
         );
+        let raw_bytes = batch
+            .parts
+            .iter()
+            .fold(raw_bytes, |sum, part| sum.saturating_add(part.raw_len));
         let decided = decided.map_err(|full| too_many(&source.stream, full))?;
-        *kept = Some(stage.store(state, due_at).await);
+        let before = Kept {
+            state,
+            due_at,
+            raw_bytes,
+        };
+        *kept = Some(stage.store(before).await);
         if let Some(Kept { state, .. }) = &*kept {
             stage.reached().duplicates.push_back((next, state.duplicates()));
         }
@@ -300,9 +317,10 @@ impl Turn {
         self.decision.wait().await;
         let stage = self.stage.clone();
         let mut kept = stage.state.lock().await;
-        if let Some(Kept { mut state, due_at }) = kept.take() {
-            state.pass(self.plan.low);
-            let stored = stage.store(state, Duration::ZERO).await;
+        if let Some(mut before) = kept.take() {
+            before.state.pass(self.plan.low);
+            let due_at = std::mem::take(&mut before.due_at);
+            let stored = stage.store(before).await;
             *kept = Some(Kept {
                 due_at: stored.due_at.max(due_at),
                 ..stored
@@ -345,14 +363,24 @@ impl Stage {
     }
 
     /// Stores a snapshot if one is due, and returns when the store has it: the next one names it. Few new keys wait until
-    /// `due_at`.
-    async fn store(&self, mut state: State, due_at: Duration) -> Kept {
+    /// `due_at`, or until a successor would read many bytes again for them.
+    async fn store(&self, kept: Kept) -> Kept {
         let worker = &self.shard.worker;
         let now = worker.environment.uptime();
+        let Kept {
+            mut state,
+            due_at,
+            raw_bytes,
+        } = kept;
         let many = worker.snapshot_keys.max(state.keys() / u64::from(SHARE));
-        let due = state.fresh() >= many || (now >= due_at && state.next() > state.snapshot_at());
+        let long = now >= due_at || raw_bytes >= worker.snapshot_bytes;
+        let due = state.fresh() >= many || (long && state.next() > state.snapshot_at());
         if !due || !state.may_snapshot() {
-            return Kept { state, due_at };
+            return Kept {
+                state,
+                due_at,
+                raw_bytes,
+            };
         }
         let snapshot = state.snapshot();
         let random = u128::from(worker.environment.random()) << 64 | u128::from(worker.environment.random());
@@ -366,6 +394,7 @@ impl Stage {
         Kept {
             state,
             due_at: now.saturating_add(snapshot_interval(&self.source.setting)),
+            raw_bytes: 0,
         }
     }
 

@@ -294,3 +294,29 @@ async fn a_batch_that_retention_cuts_in_flight_may_arrive_after_all() {
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0, 1]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_reads_few_bytes_again_though_few_keys_are_new() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(1);
+    let of = |instance| {
+        let mut config = unique(instance);
+        // A snapshot is due after four hours.
+        config.unique.get_mut(STREAM).unwrap().window_ms = 300 * 24 * 3_600_000;
+        config.snapshot_bytes = 1_000;
+        config
+    };
+    let consumer = start(&log.store, of("a"), &table);
+    for round in 1..=20 {
+        log.commit_to(STREAM, &[10]).await;
+        acknowledged_in(&log, STREAM, round).await;
+    }
+    needs(&log, 10).await;
+    consumer.crash().await;
+    let consumer = start(&log.store, of("next"), &table);
+    log.commit_to(STREAM, &[10]).await;
+    acknowledged_in(&log, STREAM, 21).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0]));
+}
