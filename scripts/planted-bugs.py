@@ -1337,6 +1337,12 @@ CATCHERS = {
             "the copies are dropped",
         )
     ],
+    "cut-batches-not-counted": [
+        unique(
+            "cut_batches_that_wait_for_another_one_count_as_in_flight",
+            "the first batch waits, and further ones are planned",
+        )
+    ],
     "keys-not-pinned": [simulated("cursor: .*another key or window came into force")],
     "reception-of-the-last": [
         keys(

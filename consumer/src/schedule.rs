@@ -182,7 +182,8 @@ impl Schedule {
             let paged = seen.end < self.end(cursor, log, stream);
             self.acknowledge(&mut decision, cursor, log, stream, &seen);
             let found = seen.candidates;
-            let free = limit.saturating_sub(self.compared(cursor, log, stream).count());
+            let held = self.held(cursor, log, stream);
+            let free = limit.saturating_sub(held);
             let (mut waiting, mut left_open) = (0, paged || found.len() > free);
             for candidate in found.iter().take(free) {
                 let key = (stream.to_owned(), candidate.plan);
@@ -207,7 +208,8 @@ impl Schedule {
                     status => left_open |= status != PlanStatus::Planned,
                 }
             }
-            decision.blocked |= (found.len() > limit || paged) && waiting == 0;
+            // An acknowledgement does not move past the batches that are held.
+            decision.blocked |= held == 0 && (found.len() > limit || paged) && waiting == 0;
             if calm && !left_open && self.until.is_none() {
                 plan_ahead(&mut decision, cursor, log, stream, room.ahead);
             }
@@ -257,6 +259,19 @@ impl Schedule {
         work.filter_map(move |((of, plan), progress)| {
             (of == stream && plan.low < begins && *progress == Progress::Running).then_some(*plan)
         })
+    }
+
+    /// The number of planned batches that retention has cut, and that wait for one of them to be acknowledged, running or not. They stay in
+    /// the cursor, so they count as in flight: retention may cut more at any time, and the cursor has a limit of plans.
+    fn held(&self, cursor: &Cursor, log: &Log, stream: &str) -> usize {
+        if self.compared(cursor, log, stream).next().is_none() {
+            return 0;
+        }
+        let begins = begins(cursor, log, stream);
+        cursor
+            .planned(stream)
+            .take_while(|plan| plan.low < begins)
+            .count()
     }
 
     /// Returns the number of finished batches from the position on, and the sequence after them.

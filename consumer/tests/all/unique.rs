@@ -3,8 +3,10 @@
 use crate::support::{
     Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, start, start_on,
 };
+use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_consumer::{Config, ConsumeError};
-use millpond_manifest::UniqueSetting;
+use millpond_manifest::cursor::Opening;
+use millpond_manifest::{BatchingPolicy, Cursor, Manifest, UniqueSetting};
 use millpond_storage::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -279,6 +281,58 @@ async fn a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it() {
     acknowledged_in(&log, STREAM, 3).await;
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[2, 3]));
+}
+
+/// Retention cuts batches that are done behind one whose INSERT hangs.
+#[tokio::test]
+async fn cut_batches_that_wait_for_another_one_count_as_in_flight() {
+    let mut log = Log::new(Store::memory()).await;
+    log.commit_to(STREAM, &[1; 8]).await;
+    let manifest = log.manifest().await.state;
+    let policy = BatchingPolicy {
+        batch_records: 1,
+        batch_bytes: 1 << 20,
+        chunk_rows: 4,
+        chunk_bytes: 1 << 20,
+        max_partitions_per_chunk: 50,
+        max_in_flight: 4,
+        sink: "table".into(),
+        schema_version: 1,
+    };
+    let cursor = Cursor::new(manifest.buffer_id, 0, "default", 1, policy.clone());
+    let opening = Opening {
+        owner: "a",
+        id: 7,
+        now_ms: 1_700_000_000_000,
+        lease_ms: 100,
+        policy: &policy,
+        unique: &unique("a").unique,
+        take_over: true,
+    };
+    let mut cursor = cursor.open(&opening).unwrap().state;
+    let mut schedule = Schedule::after(&cursor);
+    let mut decide = |schedule: &mut Schedule, manifest: &Manifest| {
+        let log = millpond_manifest::Log::new(manifest.clone());
+        let room = Room { writers: 8, ahead: 0 };
+        let decision = schedule.decide(&cursor, &log, &|_| true, Mode::Working, room);
+        for (stream, next) in decision.acknowledge {
+            cursor.acknowledge(&stream, next).unwrap();
+        }
+        for (stream, plan) in &decision.plans {
+            cursor.plan(stream, *plan).unwrap();
+            schedule.started((stream.clone(), *plan));
+            if plan.low > 1 {
+                schedule.finished(&(stream.clone(), *plan));
+            }
+        }
+        cursor.planned(STREAM).count()
+    };
+    assert_eq!(decide(&mut schedule, &manifest), 4);
+    let trimmed = manifest.collect(4, 0);
+    for _ in 0..3 {
+        let plans = decide(&mut schedule, &trimmed);
+        assert_eq!(plans, 4, "the first batch waits, and further ones are planned");
+    }
 }
 
 #[tokio::test(start_paused = true)]
