@@ -1284,6 +1284,12 @@ CATCHERS = {
             r"copies of rows in part \d+ pass",
         )
     ],
+    "median-of-parts-counts": [
+        keys(
+            "a_gateway_that_is_a_year_ahead_lets_no_copy_of_the_others_pass",
+            r"copies pass in part \d+",
+        )
+    ],
     "first-part-decides": [
         keys("the_first_parts_may_all_have_a_wrong_clock", r"left == right. failed: part \d+")
     ],

@@ -220,8 +220,8 @@ pub enum ConsumeError {
     /// The deduplication of a stream would remember more keys than its memory has room for.
     #[error(
         "the deduplication of stream {stream} needs more than the {keys} keys that {bytes} bytes hold: raise --unique-memory (40 bytes \
-         for each key within the window) and --memory-limit with it. A shorter window takes effect after the next clean stop only. \
-         Nothing is forgotten early, so the consumer ends; it continues where it was"
+         for each key within the window, and for longer if gateways' clocks are behind) and --memory-limit with it. A shorter window takes \
+         effect after the next clean stop only. Nothing is forgotten early, so the consumer ends; it continues where it was"
     )]
     UniqueMemory {
         /// The stream.

@@ -18,8 +18,9 @@ const WINDOW_MS: std::ops::RangeInclusive<u64> = 1_000..=366 * 24 * 60 * 60 * 1_
 /// Maximum earlier snapshots that a snapshot names.
 pub const EARLIER_MAX: usize = 4_096;
 
-/// The number of parts whose newest times decide what is forgotten.
-pub const RECENT_MAX: usize = 15;
+/// The number of parts whose times decide what is forgotten: the earliest of them is the clock. Up to format version 2 of the cursor,
+/// the median of 15 is.
+pub const RECENT_MAX: usize = 31;
 
 /// Bytes of an entry: a key's hash and a time.
 const ENTRY: usize = 16 + 8;
@@ -82,7 +83,7 @@ pub struct EarlierSnapshot {
     pub keys: u64,
 }
 
-/// The keys of the rows of a stream that were kept since the snapshot before it.
+/// The keys of the rows of a stream that were kept since the snapshot before it, and those of earlier ones that it replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UniqueSnapshot {
     /// The buffer.
@@ -101,7 +102,7 @@ pub struct UniqueSnapshot {
     pub next: u64,
     /// Times in buckets below this one are forgotten.
     pub floor: i64,
-    /// The newest times of the last parts, oldest first, unix microseconds.
+    /// The times of the last parts, oldest part first, unix microseconds.
     pub recent: Vec<i64>,
     /// The number of rows that were dropped between `since` and `next`.
     pub duplicates: u64,
@@ -147,7 +148,7 @@ impl UniqueSnapshot {
 impl Object for UniqueSnapshot {
     const NAME: &'static str = "snapshot of keys";
     const MAGIC: [u8; 4] = *b"MPUQ";
-    // 44 million keys. A snapshot has a 64th of all keys, and those of one batch.
+    // 44 million keys. A snapshot has a 64th of all keys, those of one batch, and those of the snapshots that it merges.
     const BYTES_MAX: u64 = 1 << 30;
     const COUNTS: &'static [Count] = &[Count {
         of: "earlier snapshots",

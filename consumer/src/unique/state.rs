@@ -20,6 +20,9 @@ const FETCHED: usize = 64;
 /// A window has this many buckets.
 const BUCKETS: i64 = 16;
 
+/// The number of parts whose median is the clock by the old rule.
+const RECENT_OLD: usize = 15;
+
 /// The most shares of a replacement.
 const SHARES_MAX: usize = 256;
 
@@ -290,7 +293,7 @@ impl State {
             false => part.received.newest_us,
         };
         if let Some(at_us) = at_us {
-            self.advance(at_us, if medians { RECENT_MAX } else { 1 });
+            self.advance(at_us, medians);
         }
         let mut dropped = Vec::new();
         let mut late = 0;
@@ -323,20 +326,19 @@ impl State {
         self.next = self.next.max(next);
     }
 
-    /// Advances the clock to a part, and forgets what is below the floor, unless fewer than `parts` are known: a few may all have a wrong
-    /// clock.
-    fn advance(&mut self, at_us: i64, parts: usize) {
-        if self.recent.len() == RECENT_MAX {
+    /// Advances the clock to a part, and forgets what is below the floor.
+    fn advance(&mut self, at_us: i64, medians: bool) {
+        // Programs that know the old rule alone accept no more times in its snapshots.
+        let parts = if medians { RECENT_MAX } else { RECENT_OLD };
+        while self.recent.len() >= parts {
             self.recent.pop_front();
         }
         self.recent.push_back(at_us);
-        let mut recent = [0; RECENT_MAX];
-        let known = self.recent.len();
-        for (place, time) in recent.iter_mut().zip(&self.recent) {
-            *place = *time;
-        }
-        let median = lower_median(&mut recent[..known]);
-        let Some(now_us) = median.filter(|_| known >= parts) else {
+        let now_us = match medians {
+            true => self.earliest(),
+            false => lower_median(&mut self.recent.iter().copied().collect::<Vec<_>>()),
+        };
+        let Some(now_us) = now_us else {
             return;
         };
         let floor = self.bucket(now_us.saturating_sub(self.window_us));
@@ -348,6 +350,14 @@ impl State {
             // They wait for long if no snapshot is possible.
             self.fresh.retain(|(_, at_us)| at_us.div_euclid(width) >= floor);
         }
+    }
+
+    /// The earliest of the last parts' times. The floor never moves back, so one moment with a clock that is ahead would be enough to
+    /// forget everything, while a late clock costs memory only. `None`: the few known parts may all have a wrong clock.
+    fn earliest(&self) -> Option<i64> {
+        let known = self.recent.len();
+        let earliest = self.recent.iter().copied().min();
+        earliest.filter(|_| known == RECENT_MAX)
     }
 
     fn width(&self) -> i64 {

@@ -23,9 +23,10 @@ pub struct Deduplication {
     pub deduplicated_from: u64,
     /// The number of rows dropped between `since` and the acknowledged position.
     pub duplicates: u64,
-    /// From this sequence on, a part counts with the median of its messages' times, and nothing is forgotten before
-    /// [`RECENT_MAX`](crate::unique::RECENT_MAX) parts. Before it, or if it is `None`, the latest time of a part counts from the first one
-    /// on, as in programs before format version 3.
+    /// From this sequence on, a part counts with the median of its messages' times, the clock is the earliest time of the last
+    /// [`RECENT_MAX`](crate::unique::RECENT_MAX) parts, and nothing is forgotten before that many. Before it, or if it is `None`, the
+    /// latest time of a part counts, and the clock is the median of the last 15, from the first one on, as in programs before format
+    /// version 3.
     pub medians_from: Option<u64>,
 }
 

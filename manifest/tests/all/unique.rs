@@ -361,7 +361,7 @@ fn a_snapshot_that_breaks_a_rule_is_refused() {
             .to_string();
         assert!(error.contains(words), "{error}");
     };
-    refused(&|snapshot| snapshot.recent = vec![0; 16], "15 count");
+    refused(&|snapshot| snapshot.recent = vec![0; 32], "31 count");
     refused(&|snapshot| snapshot.next = 5, "the state before 5 follows 5");
     refused(&|snapshot| snapshot.since = 5, "the state before 5 follows 5");
     refused(&|snapshot| snapshot.setting.window_ms = 0, "window");

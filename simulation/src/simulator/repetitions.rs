@@ -15,7 +15,7 @@ pub(crate) fn key_of(row: &str) -> Option<u128> {
 pub(crate) type Part = (u64, Arc<Vec<String>>, Arc<Received>);
 
 /// The records of each part that repeat earlier rows. The first part is the first one to which the setting applies. Before `medians_from`,
-/// the latest time of a part counts instead of the median.
+/// the latest time of a part counts instead of the median, and the median of 15 parts instead of the earliest of 31.
 pub(crate) fn repetitions(
     parts: &[Part],
     window_ms: u64,
@@ -33,10 +33,13 @@ pub(crate) fn repetitions(
         messages_us.sort_unstable();
         if let Some(newest_us) = messages_us.last() {
             times.push(if medians { middle(&messages_us) } else { *newest_us });
-            let mut last = times[times.len().saturating_sub(15)..].to_vec();
+            let parts = if medians { 31 } else { 15 };
+            times.drain(..times.len().saturating_sub(parts));
+            let mut last = times.clone();
             last.sort_unstable();
-            if !medians || last.len() == 15 {
-                floor_us = floor_us.max((middle(&last) - window_us).div_euclid(width_us) * width_us);
+            if !medians || last.len() == parts {
+                let now_us = if medians { last[0] } else { middle(&last) };
+                floor_us = floor_us.max((now_us - window_us).div_euclid(width_us) * width_us);
             }
         }
         for ((row, &at_us), record) in rows.iter().zip(&received.rows_us).zip(0_u32..) {
