@@ -89,7 +89,9 @@ pub(crate) async fn restore(
         keys: shard.worker.snapshot_keys,
         earlier: shard.worker.snapshots_named,
     };
-    let mut state = State::new(of, source.of.medians_from, limit, sizes);
+    // From the environment, so that a seed of the simulation always gives the same run.
+    let secret = shard.worker.environment.random_u128();
+    let mut state = State::new(of, source.of.medians_from, limit, sizes, secret);
     if let Some(name) = source.of.snapshot {
         let newest = snapshot(shard, source, state.of(), name).await?;
         state.resume(&newest, name);

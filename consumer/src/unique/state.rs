@@ -169,15 +169,21 @@ pub(crate) struct Decisions {
 }
 
 impl State {
-    /// The state before the first sequence of a setting.
-    pub(crate) fn new(of: Of, medians_from: Option<u64>, limit: KeyLimit, sizes: Sizes) -> State {
+    /// The state before the first sequence of a setting. The places of its keys depend on a random number that senders do not know.
+    pub(crate) fn new(
+        of: Of,
+        medians_from: Option<u64>,
+        limit: KeyLimit,
+        sizes: Sizes,
+        secret: u128,
+    ) -> State {
         let window_us = i64::try_from(of.setting.window_ms.saturating_mul(1_000)).unwrap_or(i64::MAX);
         State {
             window_us,
             medians_from,
             recent: VecDeque::with_capacity(RECENT_MAX),
             floor: i64::MIN,
-            table: Table::default(),
+            table: Table::new(secret),
             limit,
             fresh: Vec::new(),
             stored: Vec::new(),

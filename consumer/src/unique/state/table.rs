@@ -2,8 +2,6 @@
 //! so that neither a doubling nor a copy of everything costs memory. Keys are hashes, but senders choose what is hashed, so each table
 //! mixes them with numbers that nobody knows.
 
-use std::hash::{BuildHasher as _, RandomState};
-
 /// Partitions. While one grows, its old copy takes at most a thousandth of the memory.
 pub(super) const PARTITIONS: usize = 1_024;
 
@@ -42,27 +40,12 @@ pub(crate) struct Table {
 struct Secret([u64; 2]);
 
 impl Secret {
-    fn new() -> Secret {
-        let random = RandomState::new();
-        Secret([random.hash_one(0), random.hash_one(1)])
-    }
-
     /// Mixes the words of a key. The low bits choose the partition, the high ones the slot.
     fn mix(self, key: [u64; 2]) -> u64 {
         let Secret([first, second]) = self;
         let product = u128::from(key[0] ^ first) * u128::from(key[1] ^ second);
         let [low, high] = words(product);
         low ^ high
-    }
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        Table {
-            partitions: vec![Partition::default(); PARTITIONS],
-            secret: Secret::new(),
-            len: 0,
-        }
     }
 }
 
@@ -140,6 +123,15 @@ impl Partition {
 }
 
 impl Table {
+    /// An empty table. The random number is a secret from senders.
+    pub(crate) fn new(random: u128) -> Table {
+        Table {
+            partitions: vec![Partition::default(); PARTITIONS],
+            secret: Secret(words(random)),
+            len: 0,
+        }
+    }
+
     /// The number of keys.
     pub(crate) fn len(&self) -> usize {
         self.len

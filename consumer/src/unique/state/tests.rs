@@ -9,6 +9,7 @@ use ulid::Ulid;
 /// Sixteen buckets of a second.
 const WINDOW_MS: u64 = 16_000;
 const SECOND: i64 = 1_000_000;
+const SECRET: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
 fn of() -> Of {
     Of {
@@ -39,7 +40,7 @@ fn sized(sizes: Sizes) -> State {
 
 /// A state with the rules of medians from this sequence on.
 fn ruled(medians_from: Option<u64>, sizes: Sizes) -> State {
-    State::new(of(), medians_from, KeyLimit::new(u64::MAX), sizes)
+    State::new(of(), medians_from, KeyLimit::new(u64::MAX), sizes, SECRET)
 }
 
 fn times(rows: &[(u128, i64)]) -> PartTimes {
@@ -216,8 +217,8 @@ fn a_row_below_the_floor_is_kept_and_not_remembered() {
 #[test]
 fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
     let limit = KeyLimit::new(3);
-    let mut one = State::new(of(), Some(0), limit.clone(), SIZES);
-    let mut other = State::new(of(), Some(0), limit.clone(), SIZES);
+    let mut one = State::new(of(), Some(0), limit.clone(), SIZES, SECRET);
+    let mut other = State::new(of(), Some(0), limit.clone(), SIZES, SECRET);
     one.part(&part(0, &[(1, 0), (2, 0), (1, 0)])).unwrap();
     other.part(&part(0, &[(1, 0)])).unwrap();
     assert_eq!(other.part(&part(1, &[(2, 0)])), Err(TooManyKeys { max: 3 }));
@@ -363,7 +364,7 @@ fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
 #[test]
 fn a_key_takes_at_most_the_bytes_that_the_limit_counts() {
     let mut rng = StdRng::seed_from_u64(1);
-    let (mut table, mut most) = (Table::default(), 0.0_f64);
+    let (mut table, mut most) = (Table::new(SECRET), 0.0_f64);
     for keys in 1..1_500_000_u64 {
         table.raise(&table.look(rng.random()), 0);
         if keys > 200_000 && keys % 10_000 == 0 {
@@ -384,7 +385,7 @@ fn a_key_takes_at_most_the_bytes_that_the_limit_counts() {
 fn chosen_keys_are_as_spread_as_others() {
     let mut rng = StdRng::seed_from_u64(3);
     let mut longest = |choose: fn(u128) -> u128| {
-        let mut table = Table::default();
+        let mut table = Table::new(SECRET);
         for _ in 0..50_000 {
             table.raise(&table.look(choose(rng.random())), 0);
         }
@@ -407,7 +408,7 @@ fn chosen_keys_are_as_spread_as_others() {
 #[test]
 fn a_table_finds_what_it_has_and_nothing_else_after_it_grew_and_shrank() {
     let mut rng = StdRng::seed_from_u64(2);
-    let mut table = Table::default();
+    let mut table = Table::new(SECRET);
     let keys: Vec<u128> = (0..50_000).map(|_| rng.random()).collect();
     for (key, at_us) in keys.iter().zip(0..) {
         let look = table.look(*key);
@@ -433,7 +434,13 @@ fn a_set_of_dropped_records_has_exactly_these() {
 
 #[test]
 fn rows_before_the_beginning_are_kept_and_not_remembered() {
-    let mut state = State::new(Of { since: 5, ..of() }, Some(0), KeyLimit::new(u64::MAX), SIZES);
+    let mut state = State::new(
+        Of { since: 5, ..of() },
+        Some(0),
+        KeyLimit::new(u64::MAX),
+        SIZES,
+        SECRET,
+    );
     assert_eq!(
         drops(&mut state, 4, &[(1, 0), (1, 0)]),
         [0_u32; 0],
