@@ -1250,20 +1250,20 @@ CATCHERS = {
     ],
     "full-list-stays": [
         keys(
-            "a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys",
+            "a_long_list_of_snapshots_is_merged_in_small_steps",
             r"\d+ are named",
         )
     ],
-    "list-replaced-too-early": [
+    "merged-keys-lost": [
         keys(
             "the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart",
             r"seed \d+, part \d+",
         )
     ],
-    "snapshots-during-replacement-dropped": [
+    "large-snapshots-merged": [
         keys(
-            "a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys",
-            "assertion `left == right` failed",
+            "snapshots_with_many_keys_are_merged_two_at_a_time",
+            "left == right. failed: two of the smallest",
         )
     ],
     "waiting-keys-stay": [

@@ -68,7 +68,7 @@ pub struct Config {
     /// The number of uncompressed bytes of a stream after which its deduplication writes a snapshot, though few keys are new: a successor
     /// reads them again before its first batch. Default 256 MiB.
     pub snapshot_bytes: u64,
-    /// From this number of snapshots on, the next ones of a stream replace them. Default 3,072, of the 4,096 that a snapshot may name.
+    /// From this number of snapshots on, the next one of a stream merges the smallest. Default 3,072, of the 4,096 that a snapshot may name.
     pub snapshots_named: usize,
     /// Write to tables that another consumer of the buffer writes to.
     pub share_tables: bool,

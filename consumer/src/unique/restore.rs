@@ -1,7 +1,7 @@
 //! Puts the state of a stream together again: the snapshots that the cursor names, and the keys of the log after them.
 
 use super::keys::{PartKeys, ROW_BYTES};
-use super::state::{KeyLimit, Of, Sizes, State, TooManyKeys};
+use super::state::{KeyLimit, Of, State, TooManyKeys};
 use crate::error::ConsumeError;
 use crate::reading::{BEHIND_WAIT, NOT_YET, read_patiently};
 use crate::shard::{PageRead, Shard};
@@ -70,13 +70,13 @@ pub(crate) fn too_many(stream: &str, TooManyKeys { max }: TooManyKeys) -> Consum
     }
 }
 
-/// Returns the state before the sequence `to`.
+/// Returns the state before the sequence `to`, and the uncompressed bytes of the log that it was read from, besides the snapshots.
 pub(crate) async fn restore(
     shard: &Shard,
     source: &Source,
     limit: KeyLimit,
     to: u64,
-) -> Result<State, ConsumeError> {
+) -> Result<(State, u64), ConsumeError> {
     let of = Of {
         buffer_id: shard.claim.buffer_id,
         shard: shard.claim.shard,
@@ -85,13 +85,10 @@ pub(crate) async fn restore(
         setting: source.setting.clone(),
         since: source.of.since,
     };
-    let sizes = Sizes {
-        keys: shard.worker.snapshot_keys,
-        earlier: shard.worker.snapshots_named,
-    };
+    let named = shard.worker.snapshots_named;
     // From the environment, so that a seed of the simulation always gives the same run.
     let secret = shard.worker.environment.random_u128();
-    let mut state = State::new(of, source.of.medians_from, limit, sizes, secret);
+    let mut state = State::new(of, source.of.medians_from, limit, named, secret);
     if let Some(name) = source.of.snapshot {
         let newest = snapshot(shard, source, state.of(), name).await?;
         state.resume(&newest, name);
@@ -117,9 +114,10 @@ pub(crate) async fn restore(
             .map_err(|full| too_many(&source.stream, full))?;
     }
     let from = state.next();
-    if from < to {
-        replay(shard, source, &mut state, to).await?;
-    }
+    let raw_bytes = match from < to {
+        true => replay(shard, source, &mut state, to).await?,
+        false => 0,
+    };
     info!(
         shard = shard.claim.shard,
         stream = source.stream,
@@ -127,11 +125,11 @@ pub(crate) async fn restore(
         read_from = from,
         "remembers the keys before sequence {to}"
     );
-    Ok(state)
+    Ok((state, raw_bytes))
 }
 
 /// Reads a snapshot that the cursor names, directly or through another one.
-async fn snapshot(
+pub(super) async fn snapshot(
     shard: &Shard,
     source: &Source,
     of: &Of,
@@ -220,8 +218,8 @@ async fn load(shard: &Shard, log: &mut Log, reference: &PageReference) -> Result
     }
 }
 
-/// Reads the keys of the log from the state on.
-async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> Result<(), ConsumeError> {
+/// Reads the keys of the log from the state on. Returns the uncompressed bytes of their parts.
+async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> Result<u64, ConsumeError> {
     let trimmed = |at: u64, first: u64| {
         source.lost(
             shard,
@@ -235,8 +233,9 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
     }
     let Some(index) = log.stream_index(&source.stream) else {
         state.pass(to);
-        return Ok(());
+        return Ok(0);
     };
+    let mut raw_bytes = 0_u64;
     while at < to {
         let missing = log.missing(at).filter(|page| page.first < to).cloned();
         if let Some(reference) = missing.filter(|page| page.first <= at)
@@ -247,6 +246,7 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
         let end = log.horizon(at).min(to);
         let parts = log.parts(index, at).take_while(|(sequence, ..)| *sequence < end);
         let parts = parts.filter(|(sequence, ..)| !source.skipped.contains(sequence));
+        let parts = parts.inspect(|(.., part)| raw_bytes = raw_bytes.saturating_add(part.raw_len));
         let encoding = log.streams[index as usize].encoding;
         let wanted =
             parts.map(|(sequence, entry, part)| Wanted::of(shard.claim.shard, sequence, entry, part));
@@ -271,7 +271,7 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
         log.unload(|page| page.last >= at);
     }
     state.pass(to);
-    Ok(())
+    Ok(raw_bytes)
 }
 
 /// The memory of a part that is read for its keys.

@@ -2,13 +2,14 @@
 //! Writes the snapshots. `state` decides.
 
 use super::keys::PartKeys;
-use super::restore::{Source, restore, too_many};
+use super::restore::{Source, restore, snapshot, too_many};
 use super::routing;
 use super::state::{Decisions, State};
 use crate::error::ConsumeError;
 use crate::metrics::label;
 use crate::shard::Shard;
 use crate::sink::{Batch, Opened};
+use futures::future;
 use millpond_manifest::cursor::Plan;
 use millpond_manifest::{Cursor, Object as _, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
 use millpond_runtime::{Backoff, Level, blocking};
@@ -202,7 +203,8 @@ impl Turn {
             return Ok(());
         }
         let limit = shard.worker.keys.clone();
-        let state = restore(shard, source, limit, self.plan.low).await?;
+        // A successor would read all of them again.
+        let (state, raw_bytes) = restore(shard, source, limit, self.plan.low).await?;
         let environment = &shard.worker.environment;
         let due_in = match source.of.snapshot {
             Some(last) => next_snapshot_in(&source.setting, last, environment.now_ms()),
@@ -212,7 +214,7 @@ impl Turn {
         *self.stage.state.lock().await = Some(Kept {
             state,
             due_at: environment.uptime().saturating_add(due_in),
-            raw_bytes: 0,
+            raw_bytes,
         });
         restored.store(true, Ordering::Relaxed);
         Ok(())
@@ -375,14 +377,19 @@ impl Stage {
         let many = worker.snapshot_keys.max(state.keys() / u64::from(SHARE));
         let long = now >= due_at || raw_bytes >= worker.snapshot_bytes;
         let due = state.fresh() >= many || (long && state.next() > state.snapshot_at());
-        if !due || !state.may_snapshot() {
+        let merged = match due {
+            true => self.merged(&state).await,
+            false => Vec::new(),
+        };
+        if !due || !state.may_snapshot(merged.len()) {
             return Kept {
                 state,
                 due_at,
                 raw_bytes,
             };
         }
-        let snapshot = state.snapshot();
+        let snapshot = state.snapshot(&merged);
+        drop(merged);
         let random = u128::from(worker.environment.random()) << 64 | u128::from(worker.environment.random());
         let name = UniqueReference {
             next: snapshot.next,
@@ -395,6 +402,26 @@ impl Stage {
             state,
             due_at: now.saturating_add(snapshot_interval(&self.source.setting)),
             raw_bytes: 0,
+        }
+    }
+
+    /// Reads the snapshots that the next one replaces. The others stay if one of them cannot be read, which is then a matter of the owner
+    /// that needs it.
+    async fn merged(&self, state: &State) -> Vec<UniqueSnapshot> {
+        let (shard, source) = (&self.shard, &self.source);
+        let reads = state.merges().into_iter();
+        let reads: Vec<_> = reads
+            .map(|name| snapshot(shard, source, state.of(), name))
+            .collect();
+        match future::try_join_all(reads).await {
+            Ok(merged) => merged,
+            Err(lost) => {
+                warn!(
+                    shard = shard.claim.shard,
+                    "snapshots of keys cannot be merged: {lost}"
+                );
+                Vec::new()
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use millpond_manifest::{UniqueReference, UniqueSetting, UniqueSnapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use table::{Look, PARTITIONS, Table};
+use table::{Look, Table};
 use uuid::Uuid;
 
 /// Rows whose keys are fetched into the caches at a time.
@@ -23,30 +23,9 @@ const BUCKETS: i64 = 16;
 /// The number of parts whose median is the clock by the old rule.
 const RECENT_OLD: usize = 15;
 
-/// The most shares of a replacement.
-const SHARES_MAX: usize = 256;
-
-/// The most keys of a snapshot's share, since a reader takes objects of a gigabyte at most: 384 MiB.
-const SHARE_MAX: u64 = 1 << 24;
-
-/// The sizes of snapshots.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
-    /// New keys that are worth a snapshot.
-    pub(crate) keys: u64,
-    /// From this number of earlier snapshots on, the next ones replace them.
-    pub(crate) earlier: usize,
-}
-
-/// The replacement of the earlier snapshots. Each of the next ones has a share of all keys besides the new ones, and the one with the last
-/// share names none from before the first.
-#[derive(Debug, Clone, Copy)]
-struct Rewrite {
-    /// The sequence of the last snapshot to replace.
-    through: u64,
-    shares: usize,
-    done: usize,
-}
+/// The most snapshots that the next one merges, and the keys from which on it merges no third one.
+const MERGED_MAX: usize = 16;
+const MERGED_KEYS: u64 = 1 << 18;
 
 /// The numbers of the records of a part that the consumer drops, as a set of bits.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -149,9 +128,8 @@ pub(crate) struct State {
     fresh: Vec<(u128, i64)>,
     /// The snapshots that have the others.
     stored: Vec<EarlierSnapshot>,
-    sizes: Sizes,
-    /// The replacement of `stored` that is under way. A successor begins another one.
-    rewrite: Option<Rewrite>,
+    /// From this number of earlier snapshots on, the next one merges the smallest of them.
+    merges_from: usize,
     /// The number of rows dropped so far.
     duplicates: u64,
     /// The state is the one before this sequence.
@@ -174,7 +152,7 @@ impl State {
         of: Of,
         medians_from: Option<u64>,
         limit: KeyLimit,
-        sizes: Sizes,
+        merges_from: usize,
         secret: u128,
     ) -> State {
         let window_us = i64::try_from(of.setting.window_ms.saturating_mul(1_000)).unwrap_or(i64::MAX);
@@ -187,8 +165,7 @@ impl State {
             limit,
             fresh: Vec::new(),
             stored: Vec::new(),
-            sizes,
-            rewrite: None,
+            merges_from,
             duplicates: 0,
             next: of.since,
             snapshot_at: of.since,
@@ -254,38 +231,35 @@ impl State {
         self.snapshot_at
     }
 
-    /// Returns true if another snapshot may name all that it needs.
-    pub(crate) fn may_snapshot(&self) -> bool {
-        self.named(self.rewrite()).count() < EARLIER_MAX
+    /// The snapshots that the next one names: those with times that are not all below the floor.
+    fn named(&self) -> impl Iterator<Item = &EarlierSnapshot> {
+        let earlier = self.stored.iter();
+        earlier.filter(|earlier| self.remembers(earlier.newest_us))
     }
 
-    /// The snapshots that the next one names: those with times that are not all below the floor, and that it does not replace.
-    fn named(&self, rewrite: Option<Rewrite>) -> impl Iterator<Item = &EarlierSnapshot> {
-        let replaced = rewrite.filter(|rewrite| rewrite.done + 1 == rewrite.shares);
-        self.stored.iter().filter(move |earlier| {
-            let is_replaced = replaced.is_some_and(|rewrite| earlier.reference.next <= rewrite.through);
-            self.remembers(earlier.newest_us) && !is_replaced
-        })
+    /// The snapshots that the next one replaces, because the list is long: the smallest, so that it takes no memory to speak of. Each
+    /// snapshot is a step for itself, which a successor does not depend on.
+    pub(crate) fn merges(&self) -> Vec<UniqueReference> {
+        let mut named: Vec<&EarlierSnapshot> = self.named().collect();
+        if named.len() < self.merges_from.max(2) {
+            return Vec::new();
+        }
+        named.sort_by_key(|earlier| (earlier.keys, earlier.reference));
+        let mut keys = 0;
+        let merged = named
+            .iter()
+            .take(MERGED_MAX)
+            .enumerate()
+            .take_while(|(place, earlier)| {
+                keys += earlier.keys;
+                *place < 2 || keys <= MERGED_KEYS
+            });
+        merged.map(|(_, earlier)| earlier.reference).collect()
     }
 
-    /// The share that the next snapshot has. A share is as small as the keys that are worth a snapshot anyway, as long as the list has room
-    /// for that many, even if owners change before the last one.
-    fn rewrite(&self) -> Option<Rewrite> {
-        if self.rewrite.is_some() {
-            return self.rewrite;
-        }
-        let named = self.named(None).count();
-        if named < self.sizes.earlier {
-            return None;
-        }
-        let shares_of = |keys: u64| usize::try_from(self.keys().div_ceil(keys.max(1))).unwrap_or(usize::MAX);
-        let room = EARLIER_MAX.saturating_sub(named) / 4;
-        let shares = shares_of(self.sizes.keys / 4).clamp(1, SHARES_MAX).min(room);
-        Some(Rewrite {
-            through: self.snapshot_at,
-            shares: shares.max(shares_of(SHARE_MAX)).clamp(1, PARTITIONS),
-            done: 0,
-        })
+    /// Returns true if another snapshot that replaces so many may name all that it needs.
+    pub(crate) fn may_snapshot(&self, merged: usize) -> bool {
+        self.named().count() < EARLIER_MAX + merged
     }
 
     /// Decides about the rows of the next part. The setting does not apply before its beginning.
@@ -387,8 +361,9 @@ impl State {
         Ok(())
     }
 
-    /// Makes the next snapshot, which the store does not have yet.
-    pub(crate) fn snapshot(&self) -> UniqueSnapshot {
+    /// Makes the next snapshot, which the store does not have yet. It replaces the merged ones: a key of theirs with another time now is in
+    /// a later snapshot, or fresh.
+    pub(crate) fn snapshot(&self, merged: &[UniqueSnapshot]) -> UniqueSnapshot {
         let Of {
             buffer_id,
             shard,
@@ -397,12 +372,17 @@ impl State {
             setting,
             since,
         } = self.of.clone();
-        let rewrite = self.rewrite();
-        let mut entries = self.fresh.clone();
-        entries.retain(|(_, at_us)| self.remembers(*at_us));
-        if let Some(Rewrite { shares, done, .. }) = rewrite {
-            entries.extend(self.table.share(done, shares));
-        }
+        let all = merged
+            .iter()
+            .map(|snapshot| snapshot.entries.len())
+            .sum::<usize>();
+        let mut entries = Vec::with_capacity(self.fresh.len() + all);
+        let fresh = self.fresh.iter().copied();
+        entries.extend(fresh.filter(|(_, at_us)| self.remembers(*at_us)));
+        let all = merged.iter().flat_map(|snapshot| &snapshot.entries).copied();
+        entries.extend(all.filter(|(key, at_us)| self.table.look(*key).at_us == Some(*at_us)));
+        let is_merged = |next| merged.iter().any(|snapshot| snapshot.next == next);
+        let earlier = self.named().filter(|earlier| !is_merged(earlier.reference.next));
         UniqueSnapshot {
             buffer_id,
             shard,
@@ -414,18 +394,13 @@ impl State {
             floor: self.floor,
             recent: self.recent.iter().copied().collect(),
             duplicates: self.duplicates,
-            earlier: self.named(rewrite).copied().collect(),
+            earlier: earlier.copied().collect(),
             entries,
         }
     }
 
     /// The store has this snapshot, the last one that [`snapshot`](Self::snapshot) made.
     pub(crate) fn stored(&mut self, snapshot: &UniqueSnapshot, name: UniqueReference) {
-        let rewrite = self.rewrite().map(|rewrite| Rewrite {
-            done: rewrite.done + 1,
-            ..rewrite
-        });
-        self.rewrite = rewrite.filter(|rewrite| rewrite.done < rewrite.shares);
         self.fresh = Vec::new();
         let (recent, floor) = (std::mem::take(&mut self.recent), self.floor);
         self.resume(snapshot, name);

@@ -374,3 +374,27 @@ async fn a_successor_reads_few_bytes_again_though_few_keys_are_new() {
     consumer.stop().await.unwrap();
     assert_eq!(table.rows(), rows(&[0]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn merged_snapshots_have_the_keys_of_those_that_they_replace() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(12);
+    let of = |instance| Config {
+        snapshot_keys: 1,
+        snapshots_named: 3,
+        ..unique(instance)
+    };
+    let consumer = start(&log.store, of("a"), &table);
+    for round in 1..=12 {
+        log.commit_to(STREAM, &[1]).await;
+        acknowledged_in(&log, STREAM, round).await;
+    }
+    needs(&log, 12).await;
+    consumer.crash().await;
+    let consumer = start(&log.store, of("next"), &table);
+    log.commit_to(STREAM, &[12]).await;
+    acknowledged_in(&log, STREAM, 13).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]));
+}

@@ -73,7 +73,7 @@ pub(crate) struct Scenario {
     pub(crate) windows: Vec<Duration>,
     /// The number of new keys after which an owner stores them.
     pub(crate) snapshot_keys: u64,
-    /// The number of snapshots after which others replace them.
+    /// The number of snapshots from which on the next one merges some.
     pub(crate) snapshots_named: usize,
 }
 

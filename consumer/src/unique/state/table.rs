@@ -3,7 +3,7 @@
 //! mixes them with numbers that nobody knows.
 
 /// Partitions. While one grows, its old copy takes at most a thousandth of the memory.
-pub(super) const PARTITIONS: usize = 1_024;
+const PARTITIONS: usize = 1_024;
 
 /// The smallest capacity of a partition that is not empty.
 const SLOTS_MIN: usize = 8;
@@ -157,20 +157,6 @@ impl Table {
         });
         let used = self.partitions.iter().map(|partition| partition.used);
         [runs.max().unwrap_or(0), used.max().unwrap_or(0)]
-    }
-
-    /// One of so many shares of the keys, with their times. A key stays in its share.
-    pub(crate) fn share(&self, number: usize, shares: usize) -> impl Iterator<Item = (u128, i64)> {
-        let from = |number| PARTITIONS * number / shares;
-        let partitions = &self.partitions[from(number)..from(number + 1)];
-        let slots = partitions.iter().flat_map(|partition| &partition.slots);
-        let used = slots.filter(|slot| slot.at_us != i64::MIN);
-        used.map(|slot| {
-            (
-                u128::from(slot.key[0]) | u128::from(slot.key[1]) << 64,
-                slot.at_us,
-            )
-        })
     }
 
     /// Looks for a key.

@@ -25,22 +25,19 @@ fn of() -> Of {
     }
 }
 
-const SIZES: Sizes = Sizes {
-    keys: 65_536,
-    earlier: 3_072,
-};
+const NAMED: usize = 3_072;
 
 fn fresh() -> State {
-    sized(SIZES)
+    naming(NAMED)
 }
 
-fn sized(sizes: Sizes) -> State {
-    ruled(Some(0), sizes)
+fn naming(merges_from: usize) -> State {
+    ruled(Some(0), merges_from)
 }
 
 /// A state with the rules of medians from this sequence on.
-fn ruled(medians_from: Option<u64>, sizes: Sizes) -> State {
-    State::new(of(), medians_from, KeyLimit::new(u64::MAX), sizes, SECRET)
+fn ruled(medians_from: Option<u64>, merges_from: usize) -> State {
+    State::new(of(), medians_from, KeyLimit::new(u64::MAX), merges_from, SECRET)
 }
 
 fn times(rows: &[(u128, i64)]) -> PartTimes {
@@ -217,8 +214,8 @@ fn a_row_below_the_floor_is_kept_and_not_remembered() {
 #[test]
 fn a_limit_counts_the_keys_of_all_streams_and_gives_them_back() {
     let limit = KeyLimit::new(3);
-    let mut one = State::new(of(), Some(0), limit.clone(), SIZES, SECRET);
-    let mut other = State::new(of(), Some(0), limit.clone(), SIZES, SECRET);
+    let mut one = State::new(of(), Some(0), limit.clone(), NAMED, SECRET);
+    let mut other = State::new(of(), Some(0), limit.clone(), NAMED, SECRET);
     one.part(&part(0, &[(1, 0), (2, 0), (1, 0)])).unwrap();
     other.part(&part(0, &[(1, 0)])).unwrap();
     assert_eq!(other.part(&part(1, &[(2, 0)])), Err(TooManyKeys { max: 3 }));
@@ -286,9 +283,20 @@ impl Naive {
     }
 }
 
+/// The place of a snapshot among all.
+fn place_of(name: UniqueReference, all: &[UniqueSnapshot]) -> usize {
+    let mut names = (0..).zip(all).map(|(place, snapshot)| UniqueReference {
+        next: snapshot.next,
+        id: Ulid::from_parts(1, place),
+    });
+    names.position(|other| other == name).expect("it is stored")
+}
+
 /// Stores the fresh keys under a name.
 fn store(state: &mut State, all: &mut Vec<UniqueSnapshot>) {
-    let snapshot = state.snapshot();
+    let merges = state.merges().into_iter();
+    let merged: Vec<_> = merges.map(|name| all[place_of(name, all)].clone()).collect();
+    let snapshot = state.snapshot(&merged);
     let name = UniqueReference {
         next: snapshot.next,
         id: Ulid::from_parts(1, all.len() as u128),
@@ -305,9 +313,7 @@ fn restored(last: usize, all: &[UniqueSnapshot], mut state: State) -> State {
     };
     state.resume(&all[last], name(last));
     for earlier in &all[last].earlier {
-        let place = (0..last)
-            .find(|place| name(*place) == earlier.reference)
-            .expect("it is stored");
+        let place = place_of(earlier.reference, &all[..last]);
         state.load(&all[place].entries).unwrap();
     }
     state.load(&all[last].entries).unwrap();
@@ -318,12 +324,9 @@ fn restored(last: usize, all: &[UniqueSnapshot], mut state: State) -> State {
 fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
     for seed in 0..400 {
         let mut rng = StdRng::seed_from_u64(seed);
-        let sizes = Sizes {
-            keys: rng.random_range(1..80),
-            earlier: rng.random_range(1..8),
-        };
+        let merges_from = rng.random_range(1..8);
         let medians_from = [None, Some(0), Some(rng.random_range(0..120))][rng.random_range(0..3)];
-        let (mut state, mut all) = (ruled(medians_from, sizes), Vec::new());
+        let (mut state, mut all) = (ruled(medians_from, merges_from), Vec::new());
         let mut naive = Naive {
             medians_from,
             ..Naive::default()
@@ -352,7 +355,7 @@ fn the_decisions_are_those_of_the_rules_for_any_log_and_after_any_restart() {
                 since.clear();
             }
             if rng.random_range(0..10) == 0 && !all.is_empty() {
-                state = restored(all.len() - 1, &all, ruled(medians_from, sizes));
+                state = restored(all.len() - 1, &all, ruled(medians_from, merges_from));
                 for (sequence, rows) in &since {
                     drops(&mut state, *sequence, rows);
                 }
@@ -438,7 +441,7 @@ fn rows_before_the_beginning_are_kept_and_not_remembered() {
         Of { since: 5, ..of() },
         Some(0),
         KeyLimit::new(u64::MAX),
-        SIZES,
+        NAMED,
         SECRET,
     );
     assert_eq!(
@@ -452,7 +455,7 @@ fn rows_before_the_beginning_are_kept_and_not_remembered() {
 
 /// Stores a snapshot without a look at it.
 fn store_blindly(state: &mut State) {
-    let snapshot = state.snapshot();
+    let snapshot = state.snapshot(&[]);
     let name = UniqueReference {
         next: snapshot.next,
         id: Ulid::from_parts(0, 0),
@@ -462,16 +465,13 @@ fn store_blindly(state: &mut State) {
 
 /// A state whose list of snapshots is full, and is not replaced.
 fn full() -> State {
-    let mut state = sized(Sizes {
-        earlier: usize::MAX,
-        ..SIZES
-    });
+    let mut state = naming(usize::MAX);
     for sequence in 0..EARLIER_MAX as u64 {
-        assert!(state.may_snapshot(), "before {sequence}");
+        assert!(state.may_snapshot(0), "before {sequence}");
         drops(&mut state, sequence, &[(sequence.into(), 0)]);
         store_blindly(&mut state);
     }
-    assert!(!state.may_snapshot());
+    assert!(!state.may_snapshot(0));
     state
 }
 
@@ -481,8 +481,8 @@ fn forgotten_snapshots_make_room_for_others() {
     for sequence in (EARLIER_MAX as u64..).take(RECENT_MAX) {
         drops(&mut state, sequence, &[(1, 40 * SECOND)]);
     }
-    assert!(state.may_snapshot());
-    assert_eq!(state.snapshot().earlier, []);
+    assert!(state.may_snapshot(0));
+    assert_eq!(state.snapshot(&[]).earlier, []);
 }
 
 #[test]
@@ -502,12 +502,9 @@ fn keys_that_wait_for_a_snapshot_are_forgotten_with_the_others() {
 
 /// One key in each snapshot is from a gateway whose clock is far ahead, so none is forgotten.
 #[test]
-fn a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys() {
-    let sizes = Sizes {
-        keys: 4 * 40,
-        earlier: 300,
-    };
-    let (mut state, mut all) = (sized(sizes), Vec::new());
+fn a_long_list_of_snapshots_is_merged_in_small_steps() {
+    let merges_from = 300;
+    let (mut state, mut all) = (naming(merges_from), Vec::new());
     let (year, mut most) = (365 * 24 * 3_600 * SECOND, 0);
     for number in 0..1_000 {
         for (sequence, is_ahead) in (3 * number..).zip([false, false, true]) {
@@ -518,15 +515,14 @@ fn a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys() {
             };
             drops(&mut state, sequence, &[(sequence.into(), at_us)]);
         }
-        assert!(state.may_snapshot(), "after {number} snapshots");
         store(&mut state, &mut all);
         let last = all.last().unwrap();
         let named = last.earlier.len();
-        assert!(named < sizes.earlier + 100, "{named} are named");
+        assert!(named <= merges_from, "{named} are named");
         most = most.max(last.entries.len());
     }
     assert!(most < 100, "a snapshot has {most} keys");
-    let mut successor = restored(all.len() - 1, &all, sized(sizes));
+    let mut successor = restored(all.len() - 1, &all, naming(merges_from));
     assert_eq!(successor.keys(), state.keys());
     let end = state.next();
     for (sequence, key) in (end..).zip(0..end) {
@@ -535,4 +531,34 @@ fn a_long_list_of_snapshots_is_replaced_by_shares_of_the_keys() {
         assert_eq!(drops(&mut successor, sequence, &row), repeats, "key {key}");
         assert_eq!(repeats.len(), usize::from(key % 3 == 2), "key {key}");
     }
+}
+
+/// An earlier program may have filled the list.
+#[test]
+fn a_full_list_of_snapshots_is_merged_in_small_steps() {
+    let mut state = full();
+    state.merges_from = NAMED;
+    let merges = state.merges();
+    assert_eq!(merges.len(), MERGED_MAX, "snapshots are merged");
+    assert!(state.may_snapshot(merges.len()), "for ever");
+    assert!(!state.may_snapshot(0), "unless they cannot be read");
+}
+
+/// With much memory, snapshots have many keys.
+#[test]
+fn snapshots_with_many_keys_are_merged_two_at_a_time() {
+    let mut state = naming(NAMED);
+    for sequence in 0..4_000 {
+        let earlier = EarlierSnapshot {
+            reference: UniqueReference {
+                next: sequence + 1,
+                id: Ulid::from_parts(0, 0),
+            },
+            newest_us: 0,
+            keys: 4 * MERGED_KEYS / (1 + sequence / 2_000),
+        };
+        state.stored.push(earlier);
+    }
+    let merges: Vec<u64> = state.merges().iter().map(|name| name.next).collect();
+    assert_eq!(merges, [2_001, 2_002], "two of the smallest");
 }
