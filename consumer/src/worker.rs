@@ -33,7 +33,7 @@ pub(crate) struct BatchWorker {
     pub(crate) snapshot_keys: u64,
     /// The number of bytes of a stream after which it writes one in any case.
     pub(crate) snapshot_bytes: u64,
-    /// The number of snapshots from which on the next ones replace them.
+    /// From this number of snapshots on, the next one merges the smallest.
     pub(crate) snapshots_named: usize,
     pub(crate) fetchers: Arc<Semaphore>,
     pub(crate) decoders: Arc<Semaphore>,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// A round of garbage collection begins up to a quarter of the interval early, at random.
 const ROUND_OF_INTERVAL: f64 = 0.875;
-/// Cursors that a garbage collector reads at once.
+/// Cursors that a garbage collector reads at once (`consumer/src/gc/needs.rs`).
 const CURSORS_AT_A_TIME: f64 = 16.0;
 /// Keys on a page of a listing.
 const LIST_PAGE: f64 = 1_000.0;

@@ -22,7 +22,7 @@ pub(super) struct Needs {
     pub(super) read: Vec<HasRead>,
 }
 
-/// What a cursor says about the log of its shard.
+/// How far a consumer has come in a shard, by its cursor.
 #[derive(Debug, Clone)]
 enum Standing {
     /// Its consumer was removed, and needs nothing.

@@ -203,7 +203,7 @@ impl Turn {
             return Ok(());
         }
         let limit = shard.worker.keys.clone();
-        // A successor would read all of them again.
+        // A successor would read these bytes again, too.
         let (state, raw_bytes) = restore(shard, source, limit, self.plan.low).await?;
         let environment = &shard.worker.environment;
         let due_in = match source.of.snapshot {
@@ -390,7 +390,7 @@ impl Stage {
         }
         let snapshot = state.snapshot(&merged);
         drop(merged);
-        let random = u128::from(worker.environment.random()) << 64 | u128::from(worker.environment.random());
+        let random = worker.environment.random_u128();
         let name = UniqueReference {
             next: snapshot.next,
             id: Ulid::from_parts(worker.environment.now_ms(), random),

@@ -257,7 +257,7 @@ impl State {
         merged.map(|(_, earlier)| earlier.reference).collect()
     }
 
-    /// Returns true if another snapshot that replaces so many may name all that it needs.
+    /// Returns true if there is room in the list for another snapshot, which replaces `merged` of those in it.
     pub(crate) fn may_snapshot(&self, merged: usize) -> bool {
         self.named().count() < EARLIER_MAX + merged
     }

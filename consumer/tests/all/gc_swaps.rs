@@ -70,6 +70,18 @@ async fn remove_many(store: &Store, shard: u32, consumers: u32) {
     }
 }
 
+/// The log of [`without_pages`] in two shards, with a consumer that has read it, and tombstones.
+async fn two_shards() -> Log {
+    let log = without_pages(Store::memory()).await;
+    name_shards(&log.store, 2).await;
+    copy_to(&log, 1).await;
+    for shard in [0, 1] {
+        put_cursor(&log.store, cursor_at(shard, "default", 8)).await;
+        remove_many(&log.store, shard, 5).await;
+    }
+    log
+}
+
 /// The manifest, which every attempt reads.
 const MANIFEST: u64 = 1;
 
@@ -157,23 +169,11 @@ async fn a_consumer_that_begins_before_a_swap_is_lost_keeps_what_it_needs() {
 /// A removed consumer begins again in the first shard, and has only its tombstone in the second.
 #[tokio::test]
 async fn a_consumer_that_begins_in_the_first_shard_before_a_swap_is_lost_keeps_the_second() {
-    let log = without_pages(Store::memory()).await;
-    name_shards(&log.store, 2).await;
-    copy_to(&log, 1).await;
-    for shard in [0, 1] {
-        put_cursor(&log.store, cursor_at(shard, "default", 8)).await;
-        remove_many(&log.store, shard, 5).await;
-    }
+    let log = two_shards().await;
     let (done, reads) = Swapping::begin(&log, 1).await.lose(&log, 1).await;
     assert_eq!((done.trimmed_sequences, reads), (16, MANIFEST));
 
-    let log = without_pages(Store::memory()).await;
-    name_shards(&log.store, 2).await;
-    copy_to(&log, 1).await;
-    for shard in [0, 1] {
-        put_cursor(&log.store, cursor_at(shard, "default", 8)).await;
-        remove_many(&log.store, shard, 5).await;
-    }
+    let log = two_shards().await;
     let round = Swapping::begin(&log, 1).await;
     put_cursor(&log.store, cursor_at(0, "removed-3", 8)).await;
     let (done, reads) = round.lose(&log, 1).await;

@@ -2465,7 +2465,7 @@ type UniqueSnapshot struct {
 	Since         uint64                 `protobuf:"varint,6,opt,name=since,proto3" json:"since,omitempty"`
 	Next          uint64                 `protobuf:"varint,7,opt,name=next,proto3" json:"next,omitempty"`
 	Floor         int64                  `protobuf:"zigzag64,8,opt,name=floor,proto3" json:"floor,omitempty"`          // times in buckets below this one are forgotten
-	Recent        []byte                 `protobuf:"bytes,9,opt,name=recent,proto3" json:"recent,omitempty"`           // the newest times of the last parts, oldest first: 8 bytes each, unix us, little-endian
+	Recent        []byte                 `protobuf:"bytes,9,opt,name=recent,proto3" json:"recent,omitempty"`           // the times of the last parts, oldest first: 8 bytes each, unix us, little-endian
 	Earlier       []*EarlierSnapshot     `protobuf:"bytes,10,rep,name=earlier,proto3" json:"earlier,omitempty"`        // the others that make up the state, oldest first
 	Duplicates    uint64                 `protobuf:"varint,12,opt,name=duplicates,proto3" json:"duplicates,omitempty"` // rows dropped between `since` and `next`
 	Entries       []byte                 `protobuf:"bytes,11,opt,name=entries,proto3" json:"entries,omitempty"`        // 24 bytes each: the key's hash, and the time (unix us, little-endian)
