@@ -19,7 +19,8 @@ use std::path::Path;
 
 /// Default ratio of raw to stored bytes: real logs of twelve systems, measured in `design/performance.md`.
 const RATIO: f64 = 5.4;
-// The arithmetic has the numbers of the producer and the gateway.
+// The arithmetic has the numbers of the producer, the garbage collector and the gateway.
+const _: () = assert!(millpond_cost::CURSORS_AT_A_TIME == millpond_consumer::gc::CURSORS_AT_A_TIME);
 const _: () = assert!(millpond_cost::READS_FIRST == millpond_producer::reads_first::READS_FIRST);
 const _: () = assert!(millpond_cost::FORWARD_BELOW_MAX == crate::peers::FORWARD_BELOW_MAX as f64);
 

@@ -12,6 +12,7 @@ use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::{Buffer, Manifest, Page, PageReference, layout};
 use millpond_runtime::{Environment, SystemEnvironment};
 use millpond_storage::{ErrorKind, Store};
+pub use needs::CURSORS_AT_A_TIME;
 use needs::{KnownCursors, Needs};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;

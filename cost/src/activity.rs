@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// A round of garbage collection begins up to a quarter of the interval early, at random.
 const ROUND_OF_INTERVAL: f64 = 0.875;
-/// Cursors that a garbage collector reads at once (`consumer/src/gc/needs.rs`).
-const CURSORS_AT_A_TIME: f64 = 16.0;
+/// Cursors that a garbage collector reads at once. The program does not compile unless it is the collector's own number.
+pub const CURSORS_AT_A_TIME: usize = 16;
 /// Keys on a page of a listing.
 const LIST_PAGE: f64 = 1_000.0;
 /// Size in bytes of a manifest without entries, of an entry with one stream, and of each further stream's part.
@@ -167,7 +167,12 @@ impl Activity {
         let listed = |keys: f64| active * (keys / active / LIST_PAGE + 0.5).max(1.0);
         let kept = listed(segments * lifetime) + listed(pages * lifetime);
         let looks = shards + active * (trims + finds);
-        let lists = looks + kept * (1.0 + finds) + 2.0 * (shards - active);
+        // A look outside of the first shard lists the cursors of both. Each round also lists the snapshots of keys in each shard, and the
+        // processes of consumers if there are several shards.
+        let lists_per_look = 2.0 - 1.0 / shards;
+        let members = if settings.shards > 1 { 1.0 } else { 0.0 };
+        let lists =
+            looks * lists_per_look + kept * (1.0 + finds) + 2.0 * (shards - active) + shards + members;
 
         let tail = (segments / active * rounds.interval / 2.0).min(f64::from(settings.tail_max) / 2.0);
         let entry = ENTRY_BYTES + PART_BYTES * (f64::from(settings.streams) - 1.0);
@@ -375,10 +380,10 @@ impl Rounds {
                 processes: 0.0,
             };
         }
-        // Requests run in sequence: manifest, listing and cursors twice, the swap, two listings, deletions. Several cursors are read at
-        // once.
-        let cursors = (consumers / CURSORS_AT_A_TIME).ceil();
-        let requests = 1.0 + f64::from(settings.shards) * (7.0 + 2.0 * cursors);
+        // Requests run in sequence: manifest, listing and cursors twice, the swap, two listings, deletions, a listing of snapshots. Several
+        // cursors are read at once. Outside of the first shard two more listings.
+        let cursors = (consumers / CURSORS_AT_A_TIME as f64).ceil();
+        let requests = f64::from(settings.shards) * (10.0 + 2.0 * cursors) - 1.0;
         let round = requests * request.get_seconds + f64::from(settings.shards) * request.put_seconds;
         let each = ROUND_OF_INTERVAL * settings.gc_seconds + round;
         Rounds {
@@ -429,6 +434,18 @@ mod tests {
             (found.commits, found.swaps_refused, found.commit_reads),
             (1.0, 0.0, 0.0)
         );
+    }
+
+    /// A round that trims lists cursors twice, segments, pages, and snapshots; outside of the first shard both shards' cursors, and once
+    /// the processes of consumers.
+    #[test]
+    fn a_round_lists_what_the_collector_lists() {
+        let lists = |shards: u32| {
+            let found = activity(|s| (s.shards, s.producers) = (shards, shards));
+            found.gc_lists / found.gc_swaps * f64::from(shards)
+        };
+        assert_eq!(lists(1), 5.0);
+        assert_eq!(lists(16), 5.0 + 15.0 * 7.0 + 1.0);
     }
 
     #[test]

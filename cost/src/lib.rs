@@ -21,7 +21,7 @@ mod rate;
 mod settings;
 mod sweep;
 
-pub use activity::{Activity, PerSecond, READS_FIRST};
+pub use activity::{Activity, CURSORS_AT_A_TIME, PerSecond, READS_FIRST};
 pub use advice::{Advice, Change};
 pub use chart::chart;
 pub use comparators::{Comparator, OPENDATA_PUBLISHED, PublishedRates, comparators};

@@ -59,8 +59,8 @@ impl KnownCursors {
     }
 }
 
-/// The maximum number of parallel reads.
-const READS_AT_A_TIME: usize = 16;
+/// The maximum number of cursors that are read in parallel.
+pub const CURSORS_AT_A_TIME: usize = 16;
 
 /// The maximum bytes of a cursor that is read beside others: many times the usual size. One consumer's credentials may suffice to write many
 /// large ones.
@@ -144,7 +144,7 @@ impl GarbageCollector {
             let read = self.read(&found, READ_BESIDE_OTHERS_MAX).await;
             (found, read)
         });
-        let mut reads = stream::iter(reads).buffered(READS_AT_A_TIME);
+        let mut reads = stream::iter(reads).buffered(CURSORS_AT_A_TIME);
         while let Some((found, read)) = reads.next().await {
             match read? {
                 Some(read) => drop(known.0.insert(found.key, read)),
