@@ -28,13 +28,14 @@ def eventually(
     what: str,
     condition: Callable[[], object],
     timeout: float = PATIENCE,
-    interval: float = 0.05,
+    interval: float | None = None,
 ):
-    """Polls `condition` until it returns a true value, and returns that value.
+    """Polls `condition` until it returns a true value, and returns that value. Without an
+    `interval`, less often the longer it takes.
 
     An exception counts as "not yet"; the last value or exception is part of the failure.
     """
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
         try:
             last = condition()
@@ -44,9 +45,10 @@ def eventually(
             raise
         except Exception as error:  # noqa: BLE001 - anything may not exist yet
             last = error
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout:
             raise TimedOut(f"waited {timeout:.0f} s for {what}; last: {last!r:.500}")
-        time.sleep(interval)
+        time.sleep(interval or min(max(0.05, waited / 10), 0.5))
 
 
 # Below the ports that the system gives to outgoing connections (from 32768 on Linux): otherwise one
