@@ -10,7 +10,7 @@ from http.client import HTTPException
 from harness.events import NDJSON, orders, post_orders
 from harness.otlp_http import post
 from harness.process import eventually
-from harness.services import Gateway
+from harness.services import Buffer, Gateway
 
 
 def _counts(site) -> list[str]:
@@ -90,6 +90,37 @@ def test_a_limit_of_keys_ends_the_consumer_and_a_higher_one_continues(site):
     eventually("the count in the cursor", lambda: _duplicates(site) == 100)
     assert consumer.terminate() == 0
     assert _counts(site)[:2] == ["40000", "40000"]
+
+
+def test_after_a_lost_cursor_no_command_takes_dropped_rows_for_missing_ones(site):
+    folder = site.directory / "buffer"
+    site.buffer = Buffer(folder.as_uri())
+    flags = orders(site)
+    gateway = site.gateway()
+    rows = [{"event_id": f"e{n % 60}", "n": n} for n in range(100)]
+    post_orders(gateway, rows)
+    consumer = site.consumer(*flags)
+    eventually("all keys", lambda: consumer.must_run() or _counts(site)[0] == "60")
+    assert consumer.terminate() == 0
+
+    (folder / "shards/0000/consumers/e2e/cursor").write_bytes(b"damaged")
+    site.millpond("consumer", "remove", "e2e", "--force")
+    site.clickhouse.query(f"TRUNCATE TABLE {site.database}.orders")
+    # Without the key, the next cursor alone says nothing of repeated events.
+    again = site.consumer(*flags[:2], "--insert-timeout", "2s", name="again")
+    eventually("all rows", lambda: again.must_run() or _counts(site)[0] == "100")
+    assert again.terminate() == 0
+
+    to = ("--clickhouse", site.clickhouse.url, "--database", site.database, *flags[:2])
+    site.clickhouse.query(f"DELETE FROM {site.database}.orders WHERE n >= 60")
+    told = site.millpond("doctor", "--rows", *to, "--json")
+    [compared] = site.parsed(told)["rows"]
+    assert (compared["deduplicated_from"], compared["deduplicated_below"]) == (None, 1)
+    assert (compared["rows"], compared["missing"]) == (60, 0)
+    told = site.millpond("doctor", "--rows", *to).stdout()
+    assert "below sequence 1 may have been dropped (--unique) under a cursor that is gone" in told
+    refused = site.millpond("consumer", "repair", "e2e", *to, "--from", 0, "--to", 0, code=1)
+    assert "repeated events" in refused.messages()
 
 
 def _unique_refusal(site, flags: list[object]) -> str:

@@ -49,6 +49,8 @@ pub struct Compared {
     pub unknown: u64,
     /// From this sequence on the consumer drops repeated events: rows may be missing, and are not counted as missing.
     pub deduplicated_from: Option<u64>,
+    /// Below this sequence a consumer whose cursor is lost may have dropped repeated events: rows may be missing here too.
+    pub deduplicated_below: Option<u64>,
     /// Segments that were read, since the counts differ.
     pub segments_read: u64,
     /// The segments with a difference.
@@ -200,7 +202,6 @@ impl Look<'_> {
         } else {
             0
         };
-        let lost = (from < lost_below).then_some(from);
         let mut compared = Compared {
             consumer: consumer.clone(),
             shard: log.shard,
@@ -212,7 +213,8 @@ impl Look<'_> {
             missing: 0,
             duplicate: 0,
             unknown: 0,
-            deduplicated_from: lost.or(self.cursor.deduplicated_from(stream).filter(|first| *first < end)),
+            deduplicated_from: self.cursor.deduplicated_from(stream).filter(|first| *first < end),
+            deduplicated_below: (from < lost_below).then_some(lost_below),
             segments_read: 0,
             sequences: Vec::new(),
         };
@@ -352,7 +354,13 @@ impl Compared {
                 "{name}: {stream} has no repeated events from sequence {first} on (--unique), so records from there on may have no row"
             ));
         }
-        if self.sequences.is_empty() && self.deduplicated_from.is_some() {
+        if let Some(end) = self.deduplicated_below {
+            report.ok(format!(
+                "{name}: repeated events of {stream} below sequence {end} may have been dropped (--unique) under a cursor that is gone, so \
+                 records before it may have no row"
+            ));
+        }
+        if self.sequences.is_empty() && self.deduplicated_from.or(self.deduplicated_below).is_some() {
             let rows = self.rows;
             return report.ok(format!(
                 "{name}: each of the {rows} rows of {stream} in sequences {from} to {to} is there once and has its record"
