@@ -178,6 +178,14 @@ impl Claim {
                 cursor.unique_settings()
             );
         }
+        if cursor.unique.values().any(|of| of.medians_from.is_none()) {
+            warn!(
+                shard,
+                consumer,
+                "--unique goes by the latest clock of each segment, as an earlier version did, so one clock that is ahead lets repeated events \
+                 pass; this ends when all planned batches are written and the consumer is next stopped cleanly"
+            );
+        }
     }
 
     /// Says that the programs are others than those of the last owner, if it entered them.
