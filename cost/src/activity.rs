@@ -262,7 +262,7 @@ impl Commits {
         let attempt = put + get;
         let lone = commits.min(1.0 / put);
         let of_many = |(factor, power): (f64, f64)| factor * sharing.powf(power);
-        let most = of_many(RACE) / attempt;
+        let most = commits_of_many(sharing, request);
         let crowd = commits / (1.0 + (commits / most).powf(RACE_BEND)).powf(1.0 / RACE_BEND);
         let landed = lone + (crowd - lone) * shared;
         let attempts = (RACE_LOST * landed * attempt).exp().min(of_many(RACE_TURNS));
@@ -273,6 +273,11 @@ impl Commits {
             reads: landed * shared + refused,
         }
     }
+}
+
+/// The maximum rate of commits in a shard that this many producers share, two or more.
+pub(crate) fn commits_of_many(sharing: f64, request: RequestLatency) -> f64 {
+    RACE.0 * sharing.powf(RACE.1) / (request.put_seconds + request.get_seconds)
 }
 
 /// The swaps of one consumer's cursor in one shard.
@@ -441,7 +446,11 @@ mod tests {
     #[test]
     fn a_round_lists_what_the_collector_lists() {
         let lists = |shards: u32| {
-            let found = activity(|s| (s.shards, s.producers) = (shards, shards));
+            let found = activity(|s| {
+                (s.shards, s.producers) = (shards, shards);
+                // So that one page lists all segments.
+                (s.grace_seconds, s.retention_seconds) = (60.0, 60.0);
+            });
             found.gc_lists / found.gc_swaps * f64::from(shards)
         };
         assert_eq!(lists(1), 5.0);

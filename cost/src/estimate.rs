@@ -1,6 +1,6 @@
 //! The estimate: the bill, its largest item, possible savings, and alternatives for the same load.
 
-use crate::activity::{Activity, PerSecond};
+use crate::activity::{Activity, PerSecond, commits_of_many};
 use crate::advice::{Advice, advise};
 use crate::comparators::{Comparator, comparators};
 use crate::inserts::Writers;
@@ -253,7 +253,11 @@ fn warnings(
     let active = settings.active_shards();
     let wanted = activity.segments / settings.segments_per_commit(&load, request) / active;
     let alone = settings.producers <= settings.shards;
-    let most = 1.0 / (request.put_seconds + if alone { 0.0 } else { request.get_seconds });
+    let most = if alone {
+        1.0 / request.put_seconds
+    } else {
+        commits_of_many(settings.committers(&load).max(2.0), request)
+    };
     let each_commits = settings.sharing(&load) == Sharing::Nothing;
     if each_commits && wanted > 0.8 * most {
         let remedy = if alone {
