@@ -1119,6 +1119,13 @@ CATCHERS = {
             r"a broken store: \(\)",
         )
     ],
+    "failed-list-passes": [
+        Catcher(
+            "storage/tests/conformance/self_test.rs",
+            "a_store_that_ignores_a_precondition_is_refused_and_told_which",
+            r"a broken store: \(\)",
+        )
+    ],
     "damaged-cursors-read-again": [
         swapping("damaged_cursors_are_not_read_again", r"left: 6"),
     ],

@@ -198,16 +198,24 @@ impl Test<'_> {
 
     /// Garbage collection goes by the versions in a list. Its role may list, and those of others may not.
     async fn must_not_list(&self, key: &str, replaced: &Version) -> Result<(), Finding> {
-        let Ok(listed) = self.store.list_with_versions(&self.folder).await else {
-            return Ok(());
-        };
-        match listed
-            .iter()
-            .any(|found| found.key == key && found.is_at(replaced))
-        {
-            true => Err(Finding::Violation(Violation::StaleList)),
-            false => Ok(()),
-        }
+        self.patiently(|| async {
+            let listed = match self.store.list_with_versions(&self.folder).await {
+                Ok(listed) => listed,
+                Err(error) if error.kind() == ErrorKind::Transient => return Err(error.into()),
+                Err(error) => {
+                    tracing::info!(%error, "not tested whether the store's lists are current, which garbage collection needs");
+                    return Ok(());
+                }
+            };
+            match listed
+                .iter()
+                .any(|found| found.key == key && found.is_at(replaced))
+            {
+                true => Err(Finding::Violation(Violation::StaleList)),
+                false => Ok(()),
+            }
+        })
+        .await
     }
 
     /// Repeats until the answer is clear.

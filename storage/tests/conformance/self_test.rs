@@ -1,7 +1,7 @@
 //! Stores that each break a guarantee. The self-test must refuse them.
 
 use async_trait::async_trait;
-use futures::stream::{BoxStream, StreamExt, TryStreamExt};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use millpond_storage::{ErrorKind, SelfTestError, Store, Violation};
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -11,6 +11,7 @@ use object_store::{
 };
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,7 +28,7 @@ enum Fault {
     /// A proxy loses each answer and sends the write again: the answer is the one to the second copy.
     AnswersTheCopy,
     Refuses,
-    /// A cache shows each object in its first version.
+    /// A cache shows each object in its first version, and does not answer at first.
     ListsAsBefore,
 }
 
@@ -38,6 +39,7 @@ struct Broken {
     fault: Fault,
     /// The tag of each object's first version.
     first: Arc<Mutex<HashMap<Path, Option<String>>>>,
+    listed: AtomicBool,
 }
 
 impl Broken {
@@ -46,6 +48,7 @@ impl Broken {
             inner: InMemory::new(),
             fault,
             first: Arc::default(),
+            listed: AtomicBool::new(false),
         }
     }
 
@@ -158,6 +161,13 @@ impl ObjectStore for Broken {
         let listed = self.inner.list(prefix);
         if self.fault != Fault::ListsAsBefore {
             return listed;
+        }
+        if !self.listed.swap(true, Ordering::Relaxed) {
+            let unanswered = Error::Generic {
+                store: "broken",
+                source: "no answer".into(),
+            };
+            return stream::iter([Err(unanswered)]).boxed();
         }
         let first = Arc::clone(&self.first);
         let as_before = move |meta: ObjectMeta| {
