@@ -305,7 +305,6 @@ def measured(new_site) -> dict[str, tuple[Pipeline, Between]]:
             assert Between(begun[name], after).seconds < 240, f"{name}: {unlike}"
             before, after = after, pipeline.next(after)
         measured[name] = (pipeline, Between(before, after))
-    for pipeline in pipelines:
         pipeline.site.stop()
     return measured
 
