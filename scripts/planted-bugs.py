@@ -1119,6 +1119,16 @@ CATCHERS = {
             r"a broken store: \(\)",
         )
     ],
+    "plans-ahead-without-end": [
+        Catcher(
+            "consumer/tests/all/ahead.rs",
+            "a_batch_that_hangs_does_not_fill_the_cursor_with_plans",
+            "the cursor has",
+        )
+    ],
+    "reset-passes-over-others": [
+        unique("the_reset_that_is_advised_passes_over_no_other_stream", r"--shard 0 --to 2`")
+    ],
     "failed-list-passes": [
         Catcher(
             "storage/tests/conformance/self_test.rs",

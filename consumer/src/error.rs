@@ -233,12 +233,15 @@ pub enum ConsumeError {
     },
     /// The keys of a stream cannot be put together again.
     #[error(
-        "the keys of stream {stream} that consumer {consumer} has seen are lost: {reason}. `millpond consumer reset {consumer} --to \
-         {next}` continues without them, so that events before that sequence may be repeated"
+        "the keys of stream {stream} that consumer {consumer} has seen are lost: {reason}. `millpond consumer reset {consumer} --shard \
+         {shard} --to {next}` continues without them (`--to earliest`, if the log begins later), from the position of the stream that is \
+         furthest behind: events that were dropped from there on, or that repeat earlier ones, may get rows"
     )]
     UniqueLost {
         /// The consumer's name.
         consumer: String,
+        /// The shard.
+        shard: u32,
         /// The stream.
         stream: String,
         /// Why.

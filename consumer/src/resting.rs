@@ -123,6 +123,7 @@ mod tests {
         let stream = "events.signup".to_owned();
         let lost = ConsumeError::UniqueLost {
             consumer: "default".into(),
+            shard: 0,
             stream: stream.clone(),
             reason: "a snapshot is not in the store".into(),
             next: 7,

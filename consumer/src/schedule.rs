@@ -396,8 +396,15 @@ impl Schedule {
     }
 }
 
+/// A stream with this many plans gets none ahead of the log. A batch that takes long keeps all plans after it in the cursor, also those of
+/// sequences without a part of the stream, and the cursor has a limit of plans.
+const PLANS_BEFORE_AHEAD: usize = 256;
+
 /// Plans the sequences after the end of the log that have no plan yet.
 fn plan_ahead(decision: &mut Decision, cursor: &Cursor, log: &Log, stream: &str, ahead: u64) {
+    if cursor.planned(stream).count() >= PLANS_BEFORE_AHEAD {
+        return;
+    }
     let planned = cursor.planned(stream).last().map_or(0, |last| last.high + 1);
     let end = log.next_sequence.saturating_add(ahead);
     for sequence in planned.max(log.next_sequence)..end {

@@ -241,6 +241,12 @@ impl Cursor {
         self.streams.get(stream).map_or(self.start, |s| s.next)
     }
 
+    /// The position of the stream that is furthest behind.
+    pub fn hindmost(&self) -> u64 {
+        let next = self.streams.values().map(|stream| stream.next);
+        next.min().unwrap_or(self.start)
+    }
+
     /// The sequence after the newest one that the consumer knows of: its furthest position, its beginning or the newest segment that
     /// it has seen. It is never beyond the end of the log that the consumer has read.
     pub fn furthest(&self) -> u64 {

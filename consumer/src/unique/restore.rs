@@ -32,7 +32,7 @@ pub(crate) struct Source {
     pub(crate) of: Deduplication,
     /// Parts of the stream that an operator left out.
     pub(crate) skipped: BTreeSet<u64>,
-    /// The first sequence that is not acknowledged, for people.
+    /// A reset to this sequence passes over no records that any stream has left to read. For people.
     pub(crate) next: u64,
     /// The newest segment that the consumer has seen.
     pub(crate) seen: Option<Seen>,
@@ -46,7 +46,7 @@ impl Source {
             setting: setting.clone(),
             of: of.clone(),
             skipped: skipped.map(|skip| skip.sequence).collect(),
-            next: cursor.next(stream),
+            next: cursor.hindmost(),
             seen: cursor.seen,
         }
     }
@@ -54,6 +54,7 @@ impl Source {
     fn lost(&self, shard: &Shard, reason: String) -> ConsumeError {
         ConsumeError::UniqueLost {
             consumer: shard.claim.consumer.clone(),
+            shard: shard.claim.shard,
             stream: self.stream.clone(),
             reason,
             next: self.next,

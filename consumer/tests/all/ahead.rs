@@ -2,7 +2,9 @@
 
 use crate::support::{Log, OTHER, STREAM, Table, config, eventually, start};
 use millpond_consumer::Config;
+use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_manifest::cursor::{Ownership, Plan};
+use millpond_manifest::{BatchingPolicy, Cursor};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, On};
 use std::sync::Arc;
@@ -308,4 +310,40 @@ async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it()
         planned(&log, OTHER).await,
         (2..10).map(single).collect::<Vec<_>>()
     );
+}
+
+/// Segments without a part of the stream leave plans of its sequences behind, which nothing acknowledges before the batch that hangs.
+#[tokio::test]
+async fn a_batch_that_hangs_does_not_fill_the_cursor_with_plans() {
+    let mut log = Log::new(Store::memory()).await;
+    let policy = BatchingPolicy {
+        batch_records: 1,
+        batch_bytes: 1 << 20,
+        chunk_rows: 4,
+        chunk_bytes: 1 << 20,
+        max_partitions_per_chunk: 50,
+        max_in_flight: 4,
+        sink: "table".into(),
+        schema_version: 1,
+    };
+    log.commit_to(STREAM, &[1]).await;
+    let mut cursor = Cursor::new(log.manifest().await.state.buffer_id, 0, "default", 0, policy);
+    let mut schedule = Schedule::after(&cursor);
+    let room = Room { writers: 8, ahead: 8 };
+    for _ in 0..80 {
+        let manifest = millpond_manifest::Log::new(log.manifest().await.state);
+        let decision = schedule.decide(&cursor, &manifest, &|_| true, Mode::Working, room);
+        for (stream, next) in decision.acknowledge {
+            cursor.acknowledge(&stream, next).unwrap();
+        }
+        for (stream, plan) in decision.plans.into_iter().chain(decision.ahead) {
+            cursor.plan(&stream, plan).unwrap();
+            if plan == single(0) {
+                schedule.started((stream, plan));
+            }
+        }
+        log.commit_to(OTHER, &[1; 8]).await;
+    }
+    let plans = cursor.planned(STREAM).count();
+    assert!((200..300).contains(&plans), "the cursor has {plans} plans");
 }

@@ -283,6 +283,36 @@ async fn a_batch_that_retention_cuts_in_flight_takes_no_later_copies_with_it() {
     assert_eq!(table.rows(), rows(&[2, 3]));
 }
 
+/// A reset sets the position of all streams, and a sequence is one of a shard's.
+#[tokio::test(start_paused = true)]
+async fn the_reset_that_is_advised_passes_over_no_other_stream() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::shut("table");
+    log.commit_to(STREAM, &[1]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    table.let_through(1);
+    acknowledged_in(&log, STREAM, 1).await;
+    log.commit_to(OTHER, &[1]).await;
+    eventually("the other stream's batch is on its way", async || {
+        table.hanging() == 1
+    })
+    .await;
+    acknowledged_in(&log, STREAM, 2).await;
+    assert_eq!(log.cursor("default").await.unwrap().next(OTHER), 1);
+    consumer.crash().await;
+    log.change(|log| log.collect(1, 0)).await;
+    log.commit_to(STREAM, &[1]).await;
+    let successor = start(&log.store, unique("next"), &table);
+    let lost = tokio::time::timeout(Duration::from_secs(60), successor.task).await;
+    let Ok(Ok(Err(lost @ ConsumeError::UniqueLost { .. }))) = lost else {
+        panic!("the keys are not lost: {lost:?}");
+    };
+    assert!(
+        lost.to_string().contains("reset default --shard 0 --to 1`"),
+        "{lost}"
+    );
+}
+
 /// Retention cuts batches that are done behind one whose INSERT hangs.
 #[tokio::test]
 async fn cut_batches_that_wait_for_another_one_count_as_in_flight() {
