@@ -246,7 +246,7 @@ pub enum ConsumeError {
         stream: String,
         /// Why.
         reason: String,
-        /// The first sequence that the consumer has not acknowledged.
+        /// The position of the stream that is furthest behind.
         next: u64,
     },
     /// The rows of one key may be in several shards.

@@ -178,7 +178,7 @@ impl Claim {
                 cursor.unique_settings()
             );
         }
-        if cursor.unique.values().any(|of| of.medians_from.is_none()) {
+        if cursor.goes_by_latest_times() {
             warn!(
                 shard,
                 consumer,

@@ -1,10 +1,10 @@
 //! Tests planning ahead of commits: batches planned ahead wait for no swap, and they block nobody.
 
-use crate::support::{Log, OTHER, STREAM, Table, config, eventually, start};
+use crate::support::{Log, OTHER, STREAM, Table, config, eventually, single_records, start};
 use millpond_consumer::Config;
 use millpond_consumer::schedule::{Mode, Room, Schedule};
+use millpond_manifest::Cursor;
 use millpond_manifest::cursor::{Ownership, Plan};
-use millpond_manifest::{BatchingPolicy, Cursor};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, On};
 use std::sync::Arc;
@@ -316,18 +316,14 @@ async fn a_successor_that_does_not_take_a_stream_leaves_what_was_planned_of_it()
 #[tokio::test]
 async fn a_batch_that_hangs_does_not_fill_the_cursor_with_plans() {
     let mut log = Log::new(Store::memory()).await;
-    let policy = BatchingPolicy {
-        batch_records: 1,
-        batch_bytes: 1 << 20,
-        chunk_rows: 4,
-        chunk_bytes: 1 << 20,
-        max_partitions_per_chunk: 50,
-        max_in_flight: 4,
-        sink: "table".into(),
-        schema_version: 1,
-    };
     log.commit_to(STREAM, &[1]).await;
-    let mut cursor = Cursor::new(log.manifest().await.state.buffer_id, 0, "default", 0, policy);
+    let mut cursor = Cursor::new(
+        log.manifest().await.state.buffer_id,
+        0,
+        "default",
+        0,
+        single_records(),
+    );
     let mut schedule = Schedule::after(&cursor);
     let room = Room { writers: 8, ahead: 8 };
     for _ in 0..80 {

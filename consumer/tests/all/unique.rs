@@ -1,12 +1,13 @@
 //! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
 
 use crate::support::{
-    Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, start, start_on,
+    Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, single_records, start,
+    start_on,
 };
 use millpond_consumer::schedule::{Mode, Room, Schedule};
 use millpond_consumer::{Config, ConsumeError};
 use millpond_manifest::cursor::Opening;
-use millpond_manifest::{BatchingPolicy, Cursor, Manifest, UniqueSetting};
+use millpond_manifest::{Cursor, Manifest, UniqueSetting};
 use millpond_storage::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -319,16 +320,7 @@ async fn cut_batches_that_wait_for_another_one_count_as_in_flight() {
     let mut log = Log::new(Store::memory()).await;
     log.commit_to(STREAM, &[1; 8]).await;
     let manifest = log.manifest().await.state;
-    let policy = BatchingPolicy {
-        batch_records: 1,
-        batch_bytes: 1 << 20,
-        chunk_rows: 4,
-        chunk_bytes: 1 << 20,
-        max_partitions_per_chunk: 50,
-        max_in_flight: 4,
-        sink: "table".into(),
-        schema_version: 1,
-    };
+    let policy = single_records();
     let cursor = Cursor::new(manifest.buffer_id, 0, "default", 1, policy.clone());
     let opening = Opening {
         owner: "a",

@@ -51,6 +51,12 @@ impl Cursor {
         settings.collect()
     }
 
+    /// Returns true if a setting in force has the clock rule of an earlier version.
+    pub fn goes_by_latest_times(&self) -> bool {
+        let mut all = self.unique.values();
+        all.any(|of| of.setting.is_some() && of.medians_from.is_none())
+    }
+
     /// Puts other settings into force. Each begins at its stream's position with an empty state, so the cursor must
     /// [be clean](Self::is_clean): nobody sends a row from there on. The newest rules for the clock of a stream apply from there on, too.
     pub(super) fn set_unique(&mut self, settings: &UniqueSettings) {

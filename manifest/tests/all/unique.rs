@@ -263,7 +263,9 @@ fn the_rules_for_clocks_change_only_where_nobody_sends_and_keep_the_keys() {
         Some(3),
         "a new setting has the newest rules"
     );
+    assert!(!cursor.goes_by_latest_times());
     cursor = by_the_first_rules(cursor);
+    assert!(cursor.goes_by_latest_times());
     write(&mut cursor, 8);
     cursor.snapshot_unique("events.a", name(8)).unwrap();
     cursor.plan("events.a", Plan { low: 8, high: 9 }).unwrap();
@@ -289,6 +291,9 @@ fn the_rules_for_clocks_change_only_where_nobody_sends_and_keep_the_keys() {
     assert_eq!(medians_from(&next.reset(6)), Some(6));
     assert_eq!(medians_from(&taken.reset(6)), None, "an older program may go on");
     assert_eq!(medians_from(&next.remove()), None);
+    let (ended, _) = open(&released(next), &NO_UNIQUE);
+    assert_eq!(medians_from(&ended), None);
+    assert!(!ended.goes_by_latest_times(), "no setting is in force");
 }
 
 fn golden_cursor() -> Cursor {

@@ -210,17 +210,13 @@ impl Options {
 /// Resolves the range to sequences of a log.
 fn range(from: Target, to: Target, log: &Log, cursor: &Cursor) -> anyhow::Result<RangeInclusive<u64>> {
     let from = from.position(log)?;
-    let acknowledged = || {
-        let positions = cursor.streams.values().map(|stream| stream.next);
-        positions.min().unwrap_or(cursor.start)
-    };
     let end = match to {
         Target::Sequence(sequence) => {
             ensure!(from <= sequence, "--from {from} is after --to {sequence}");
             sequence + 1
         }
-        Target::Latest => acknowledged(),
-        Target::Time(_) => to.position(log)?.min(acknowledged()),
+        Target::Latest => cursor.hindmost(),
+        Target::Time(_) => to.position(log)?.min(cursor.hindmost()),
         Target::Earliest => bail!("--to earliest is an empty range: use a sequence, a time or latest"),
     };
     Ok(match end.checked_sub(1) {

@@ -768,6 +768,20 @@ impl Running {
     }
 }
 
+/// Batches of one record, four of them in flight.
+pub fn single_records() -> BatchingPolicy {
+    BatchingPolicy {
+        batch_records: 1,
+        batch_bytes: 1 << 20,
+        chunk_rows: 4,
+        chunk_bytes: 1 << 20,
+        max_partitions_per_chunk: 50,
+        max_in_flight: 4,
+        sink: "table".into(),
+        schema_version: 1,
+    }
+}
+
 /// Small batches and short waits.
 pub fn config(instance: &str) -> Config {
     Config {
