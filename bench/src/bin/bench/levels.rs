@@ -18,6 +18,8 @@ use millpond_load::metrics::Scrape;
 const SHARES: [f64; 3] = [0.1, 0.5, 0.9];
 /// Excluded from the measurement: registrations, and the first segments, connections and inserts.
 const WARM_UP: Duration = Duration::from_secs(3);
+/// Excluded too, directly before the measurement: a gateway that was idle closes four segments early.
+const RUN_UP: Duration = Duration::from_secs(5);
 
 /// How clients send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -129,9 +131,10 @@ async fn run(
     };
     let first = stack::sent(stack.load(bodies, &shape.flags(WARM_UP))?, PATIENCE).await?;
     stack.delivered(first.records_acknowledged).await?;
+    let run_up = stack::sent(stack.load(bodies, &shape.flags(RUN_UP.min(measured)))?, PATIENCE).await?;
     let before = scrape(&stack).await?;
     let sent = stack::sent(stack.load(bodies, &shape.flags(measured))?, PATIENCE).await?;
-    let records = first.records_acknowledged + sent.records_acknowledged;
+    let records = first.records_acknowledged + run_up.records_acknowledged + sent.records_acknowledged;
     stack.delivered(records).await?;
     // The last rows are the slowest.
     let after = scrape(&stack).await?;
