@@ -156,7 +156,8 @@ test-go: ## The Go producer and the Collector's exporter, with the race detector
 	@$(call tools,minio)
 	$(call section,go test)
 	# Go's cache does not look at the scripts and golden files, which lie outside the module.
-	cd otel-exporter && go test -race -count=1 ./...
+	source scripts/go-env.sh
+	cd otel-exporter && CGO_ENABLED=1 go test -race -count=1 ./...
 
 # Each commit has different seeds, derived from its hash. Without git they are always the same.
 .PHONY: test-seeds
@@ -177,6 +178,7 @@ simulate: ## Run seeds of the simulation (SEEDS=0..20000, which take 2 minutes)
 test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 	@$(call tools,libchdb python)
 	$(call section,clickhouse-go)
+	source scripts/go-env.sh
 	(cd $(CLIENTS)/go && go test ./...)
 	$(call section,clickhouse-connect)
 	"$$MILLPOND_PYTHON" -m pytest $(CLIENTS)
@@ -184,6 +186,7 @@ test-clients: build ## Public ClickHouse clients against the embedded ClickHouse
 .PHONY: test-deploy
 test-deploy: build ## The files in deploy/, checked against the program and their consumers' code (Helm, Compose, BuildKit, …)
 	@$(call section,deployment)
+	source scripts/go-env.sh
 	# Go's cache does not see files outside the module, which are all that this tests.
 	cd deploy/tests && go test -count=1 ./...
 
@@ -240,13 +243,23 @@ soak: build ## Run the fault tests for an hour on each store (SOAK_MINUTES=60; M
 	SOAK_MINUTES=$${SOAK_MINUTES:-60} "$$MILLPOND_PYTHON" -m pytest -s tests/test_faults.py -k survive_every
 
 .PHONY: lint
-lint: ## Formatting and lints of Rust, Go, shell and Python
-	@$(call section,lint)
+lint: lint-rust lint-go lint-scripts ## Formatting and lints of Rust, Go, shell and Python
+
+.PHONY: lint-rust
+lint-rust:
+	@$(call section,lints of Rust)
 	cargo fmt --all --check
 	cargo fmt --manifest-path bench/peers/opendata/Cargo.toml --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 	# As `make demo` builds it.
 	cargo clippy --locked -p millpond-cli --no-default-features -- -D warnings
+	# Every patch fits the code.
+	python3 scripts/planted-bugs.py --plant-only
+
+.PHONY: lint-go
+lint-go:
+	@$(call section,lints of Go)
+	source scripts/go-env.sh
 	unformatted=$$(gofmt -l $(CLIENTS)/go otel-exporter deploy/tests tests/prometheus)
 	[[ -z $$unformatted ]] || { printf 'run gofmt -w on: %s\n' $$unformatted; exit 1; }
 	(cd $(CLIENTS)/go && go vet ./...)
@@ -256,9 +269,11 @@ lint: ## Formatting and lints of Rust, Go, shell and Python
 	(cd otel-exporter/internal/generate && go vet . && go run . -check)
 	(cd otel-exporter/internal/bench && go vet .)
 	(cd tests/prometheus && go vet .)
+
+.PHONY: lint-scripts
+lint-scripts:
+	@$(call section,lints of scripts)
 	for script in scripts/*.sh tutorial/*.sh .ci/run; do bash -n "$$script"; done
-	# Every patch fits the code.
-	python3 scripts/planted-bugs.py --plant-only
 	node --check tests/clients/js/send.js
 	node --check tests/browser/look.mjs
 	node --check cli/src/admin/page.js

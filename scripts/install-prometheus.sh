@@ -11,7 +11,7 @@ if [[ ! -x $directory/prometheus ]]; then
     need go "install Go 1.26 or later, or set MILLPOND_PROMETHEUS to this program"
     say "building Prometheus' parts for the tests"
     stage "$directory"
-    (cd "$module" && CGO_ENABLED=0 go build -trimpath -o "$staging/prometheus" . >&2)
+    (cd "$module" && go build -o "$staging/prometheus" . >&2)
     place "$directory"
 fi
 echo "$directory/prometheus"

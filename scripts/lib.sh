@@ -3,6 +3,7 @@
 # place, so an unfinished install never looks finished.
 
 cache=${MILLPOND_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/millpond}
+source "$(dirname "${BASH_SOURCE[0]}")/go-env.sh"
 
 # say MESSAGE: prints progress on stderr; stdout is for the resulting path.
 say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
@@ -35,7 +36,7 @@ go_tool() {
         need go "install Go 1.26 or later, or set MILLPOND_${name^^} to a $name of your own"
         say "building $name $version"
         stage "$directory"
-        GOBIN=$staging CGO_ENABLED=0 go install -trimpath "$package@$version" >&2
+        GOBIN=$staging go install "$package@$version" >&2
         # Go names a program by its folder.
         [[ -e $staging/$name ]] || mv "$staging/${package##*/}" "$staging/$name"
         place "$directory"

@@ -1905,7 +1905,7 @@ def main():
     programs = build(needed(named) if named else ALL_TESTS)
     ok = catchers_pass(programs, named) if named else all_pass(programs)
     # A test that misses what it waits for is idle until its patience ends.
-    with ThreadPoolExecutor(2 * os.cpu_count()) as pool:
+    with ThreadPoolExecutor(4 * os.cpu_count()) as pool:
         for caught, line in pool.map(lambda bug: catch(programs, bug), named or CATCHERS):
             ok &= caught
             print(line, flush=True)

@@ -36,7 +36,9 @@ class ZooKeeper(Service):
         )
         jars = Path(tool("MILLPOND_ZOOKEEPER")) / "*"
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        super().__init__("zookeeper", ["java", "-Xmx256m", "-cp", jars, main, config], directory)
+        # Few cores: no optimising compiler, no collector's threads.
+        flags = ("-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+        super().__init__("zookeeper", ["java", *flags, "-cp", jars, main, config], directory)
 
     def ready(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=2) as connection:
