@@ -123,7 +123,8 @@ def test_a_page_stops_who_has_not_read_it_and_nobody_else(site, damaged):
 
     # Without a backup: continue after it. The consumer that has ended may still hold its lease.
     behind = page["last"] + 1
-    site.millpond("consumer", "reset", "other", "--to", behind, "--force", "--yes")
+    reset = site.millpond("consumer", "reset", "other", "--to", behind, "--force", "--yes")
+    assert "may pass over records that it has not acknowledged" in reset.messages()
     other = f"{site.database}_other"
     flags = ("--gc-interval", "0s", "--insert-timeout", "2s")
     consumer = site.consumer(*flags, database=other, consumer="other")

@@ -42,8 +42,9 @@ pub(crate) enum ConsumerCommand {
     },
     /// Set a consumer's position in all streams, to repair its table or to leave out records. From this position on, the consumer
     /// compares the table with the buffer and inserts only missing rows. Rows that a mutation or a person removed come back, and so
-    /// may rows that a TTL removed. The reset ends an unfinished repair. To fill another table, use another consumer name. To repair
-    /// a range while the consumer runs, use `millpond consumer repair`.
+    /// may rows that a TTL removed. The command says how many unacknowledged records it passes over. The reset ends an unfinished
+    /// repair. To fill another table, use another consumer name. To repair a range while the consumer runs, use `millpond consumer
+    /// repair`.
     Reset {
         #[command(flatten)]
         selected: Selected,
@@ -318,6 +319,9 @@ async fn reset(selected: Selected, to: Target, consent: Consent) -> anyhow::Resu
         .iter()
         .map(|reset| (reset.shard, reset.position, reset.sink.as_str()))
         .collect();
+    for passed_over in resets.iter().filter_map(|reset| passed_over(consumer, reset)) {
+        eprintln!("{passed_over}");
+    }
     consent.ask(consumer, &changes)?;
     for reset in &resets {
         let changed = change::reset(&store, &selection, reset).await?;
@@ -330,6 +334,24 @@ async fn reset(selected: Selected, to: Target, consent: Consent) -> anyhow::Resu
         );
     }
     Ok(())
+}
+
+/// Says which unread records a reset passes over.
+fn passed_over(consumer: &str, reset: &change::Reset) -> Option<String> {
+    let what = match &reset.passed_over {
+        None => {
+            "may pass over records that it has not acknowledged: a page of the log cannot be read".to_owned()
+        }
+        Some(streams) if streams.is_empty() => return None,
+        Some(streams) => {
+            let each = streams
+                .iter()
+                .map(|(stream, records)| format!("{} of {stream}", count(*records, "record")));
+            let each: Vec<String> = each.collect();
+            format!("passes over {} that it has not acknowledged", each.join(", "))
+        }
+    };
+    Some(format!("{consumer} in shard {:04} {what}", reset.shard))
 }
 
 async fn remove(selected: Selected) -> anyhow::Result<()> {

@@ -92,7 +92,8 @@ pub(crate) async fn complete(store: &Store, log: &mut Log) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn load(store: &Store, log: &mut Log, reference: &PageReference) -> anyhow::Result<()> {
+/// Loads a page of a log.
+pub(crate) async fn load(store: &Store, log: &mut Log, reference: &PageReference) -> anyhow::Result<()> {
     let key = layout::page(log.shard, reference.first, reference.page);
     let page = cas::read::<Page>(store, &key).await?;
     let page = page.with_context(|| format!("{key} is in the manifest but not in the store"))?;

@@ -82,7 +82,7 @@ impl Target {
             Target::Sequence(sequence) => {
                 ensure!(
                     (first..=next).contains(&sequence),
-                    "sequence {sequence} is not in the log of shard {:04}, which goes from {first} to {next}",
+                    "sequence {sequence} is not in the log of shard {:04}, which goes from {first} (earliest) to {next} (latest)",
                     log.shard
                 );
                 sequence

@@ -7,7 +7,7 @@ use crate::buffer::{self, read_log, read_log_of, read_tail};
 use anyhow::{Context, bail};
 use millpond_manifest::cas::{self, ReadError, Snapshot, Swap};
 use millpond_manifest::cursor::{SENT_UNKNOWN, Skip};
-use millpond_manifest::{BatchingPolicy, Cursor, layout};
+use millpond_manifest::{BatchingPolicy, Cursor, Log, layout};
 use millpond_runtime::{Environment as _, SystemEnvironment};
 use millpond_storage::{Fetched, Store, Version};
 use ulid::Ulid;
@@ -24,6 +24,9 @@ pub struct Reset {
     pub position: u64,
     /// The name of the consumer's sink.
     pub sink: String,
+    /// The streams with records below the new position that the consumer has not acknowledged, and the number of these. `None`: a page
+    /// cannot be read.
+    pub passed_over: Option<Vec<(String, u64)>>,
     before: Snapshot<Cursor>,
 }
 
@@ -76,10 +79,12 @@ pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> any
         if to.is_sequence() && !resets.is_empty() {
             bail!("a sequence belongs to one shard: select it with --shard");
         }
+        let position = to.position(&log)?;
         resets.push(Reset {
             shard,
-            position: to.position(&log)?,
+            position,
             sink: before.state.policy.sink.clone(),
+            passed_over: passed_over(store, log, &before.state, position).await,
             before,
         });
     }
@@ -90,6 +95,35 @@ pub async fn plan_reset(store: &Store, selection: &Selection, to: Target) -> any
         );
     }
     Ok(resets)
+}
+
+/// Counts the records of each stream from the consumer's position up to the new one. `None`: a page that has some cannot be read.
+async fn passed_over(
+    store: &Store,
+    mut log: Log,
+    cursor: &Cursor,
+    position: u64,
+) -> Option<Vec<(String, u64)>> {
+    let positions = log.streams.iter().map(|stream| cursor.next(&stream.name));
+    let Some(hindmost) = positions.min().filter(|hindmost| *hindmost < position) else {
+        return Some(Vec::new());
+    };
+    while let Some(page) = log
+        .missing(hindmost)
+        .filter(|page| page.first < position)
+        .cloned()
+    {
+        buffer::load(store, &mut log, &page).await.ok()?;
+    }
+    // Pages behind the new position count for neither.
+    let streams = (0_u32..).zip(&log.streams).map(|(index, stream)| {
+        let unread = log.records(index, cursor.next(&stream.name));
+        (
+            stream.name.clone(),
+            unread.saturating_sub(log.records(index, position)),
+        )
+    });
+    Some(streams.filter(|(_, records)| *records > 0).collect())
 }
 
 /// Resets a cursor.
