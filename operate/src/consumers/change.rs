@@ -115,7 +115,7 @@ async fn passed_over(
     {
         buffer::load(store, &mut log, &page).await.ok()?;
     }
-    // Pages behind the new position count for neither.
+    // Pages behind the new position count in both.
     let streams = (0_u32..).zip(&log.streams).map(|(index, stream)| {
         let unread = log.records(index, cursor.next(&stream.name));
         (
