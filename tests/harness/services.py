@@ -178,6 +178,7 @@ class EmbeddedClickHouse(ClickHouse):
                 program("embedded-clickhouse"),
                 *("--listen", f"127.0.0.1:{self.port}"),
                 *("--path", directory / f"{name}-data"),
+                *("--config", Path(__file__).with_name("clickhouse.xml")),
             ],
             directory,
         )
