@@ -1293,7 +1293,50 @@ CATCHERS = {
         unique(
             "a_silent_stream_without_its_log_does_not_end_the_owner",
             "never: the batch is acknowledged",
-        )
+        ),
+        unique(
+            "a_silent_stream_with_a_damaged_snapshot_does_not_end_the_owner",
+            "never: the batch is acknowledged",
+        ),
+    ],
+    "parts-passed-over": [
+        unique("a_part_that_came_after_the_last_snapshot_is_not_passed_over", r"left: \{"),
+    ],
+    "silent-keys-loaded": [
+        unique(
+            "a_successor_loads_the_keys_of_a_silent_stream_with_its_next_batch",
+            "never: the log is not needed any more",
+        ),
+    ],
+    "silent-keys-stay": [
+        unique(
+            "the_keys_of_a_stream_that_is_silent_for_a_window_leave_the_memory",
+            "never: the keys leave the memory",
+        ),
+    ],
+    "unchanged-without-last": [
+        unique(
+            "a_successor_loads_the_keys_of_a_silent_stream_with_its_next_batch",
+            "there is no room for the keys: Elapsed",
+        ),
+    ],
+    "keys-of-an-older-snapshot": [
+        unique(
+            "the_keys_of_a_stream_that_is_silent_for_a_window_leave_the_memory",
+            "never: the batch is acknowledged",
+        ),
+    ],
+    "memory-before-the-keys-left": [
+        unique(
+            "a_batch_that_comes_while_the_keys_leave_the_memory_loads_them_again",
+            "never: the batch is acknowledged",
+        ),
+    ],
+    "first-snapshot-waits-anew": [
+        unique(
+            "owners_that_change_often_store_the_keys_of_a_silent_stream_too",
+            "never: the log is not needed any more",
+        ),
     ],
     "latest-time-counts": [
         keys(

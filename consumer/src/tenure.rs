@@ -112,7 +112,7 @@ pub(crate) struct Tenure<'a> {
     /// Streams whose last snapshot may hold back the log.
     held: BTreeMap<String, keeping::Held>,
     /// The keys of silent streams on their way to the store.
-    keeping: JoinSet<Result<(), ConsumeError>>,
+    keeping: JoinSet<()>,
 }
 
 impl<'a> Tenure<'a> {
@@ -276,7 +276,7 @@ impl<'a> Tenure<'a> {
                     self.settling = None;
                 }
                 Some(kept) = self.keeping.join_next(), if !self.keeping.is_empty() => {
-                    kept.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?;
+                    kept.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
                 }
                 Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
                 Some(announced) = self.announced.recv() => self.unannounced.push(announced),
@@ -356,18 +356,23 @@ impl<'a> Tenure<'a> {
         });
     }
 
-    /// The batch's turn, if its stream's repeated events are dropped. A batch before the beginning of the setting has none: the
-    /// beginning may still move.
+    /// The batch's turn, if its stream's repeated events are dropped.
     fn turn(&mut self, (stream, plan): &Key) -> Option<Turn> {
+        Some(self.line(stream, plan.high)?.turn(*plan))
+    }
+
+    /// The line of a stream whose repeated events are dropped up to this sequence. A batch before the beginning of the setting has
+    /// none: the beginning may still move.
+    fn line(&mut self, stream: &str, to: u64) -> Option<&mut Line> {
         let (_, of) = self.durable.state.deduplicates(stream)?;
-        if plan.high < of.since {
+        if to < of.since {
             return None;
         }
         if !self.unique.contains_key(stream) {
             let line = Line::of(self.shard, &self.durable.state, stream)?;
-            self.unique.insert(stream.clone(), line);
+            self.unique.insert(stream.to_owned(), line);
         }
-        Some(self.unique.get_mut(stream)?.turn(*plan))
+        self.unique.get_mut(stream)
     }
 
     fn finished(&mut self, key: &Key) {

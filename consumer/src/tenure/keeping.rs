@@ -1,9 +1,8 @@
 //! Streams with `--unique` that are silent: their keys are stored all the same, or their last snapshot would hold back the
-//! log of all streams. This module decides about no row.
+//! log of all streams. After a window they leave the memory. This module decides about no row.
 
 use super::Tenure;
 use crate::unique::{next_snapshot_in, snapshot_interval};
-use millpond_manifest::cursor::Plan;
 use std::time::Duration;
 
 /// The sequence from which a stream needs the log for its keys, and when it is to need less, by the environment's uptime.
@@ -36,32 +35,34 @@ impl Tenure<'_> {
                 held => {
                     let due_in = match (held, of.snapshot) {
                         (None, Some(last)) => next_snapshot_in(setting, last, environment.now_ms()),
+                        // Owners before this one were not there for long enough.
+                        (None, None) if needs < position.next => Duration::ZERO,
                         _ => snapshot_interval(setting),
                     };
                     self.held.insert(stream.clone(), (needs, now + due_in));
                     now + due_in
                 }
             };
-            let has_begun = self.unique.contains_key(stream);
+            let line = self.unique.get_mut(stream);
+            let (is_loaded, rests) =
+                line.map_or((false, false), |line| (line.is_loaded(), line.may_rest(now)));
             let mut streams = known.log.streams.iter();
-            if needs < position.next
+            let stores = needs < position.next
                 && now >= due_at
-                && (has_begun || may_begin)
-                && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding))
-            {
+                && (is_loaded || may_begin)
+                && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding));
+            if stores {
                 self.held
                     .insert(stream.clone(), (needs, now + snapshot_interval(setting)));
-                may_begin &= has_begun;
-                due.push((stream.clone(), position.next));
+                may_begin &= is_loaded;
+            }
+            if stores || rests {
+                due.push((stream.clone(), position.next, rests));
             }
         }
-        for (stream, next) in due {
-            let before = Plan {
-                low: next,
-                high: next,
-            };
-            if let Some(turn) = self.turn(&(stream, before)) {
-                self.keeping.spawn(turn.keep());
+        for (stream, next, rests) in due {
+            if let Some(turn) = self.line(&stream, next).map(|line| line.turn_to_keep(next)) {
+                self.keeping.spawn(turn.keep(rests));
             }
         }
     }

@@ -12,6 +12,7 @@ use millpond_manifest::cursor::{Deduplication, Seen};
 use millpond_manifest::log::Continuity;
 use millpond_manifest::{Cursor, Log, PageReference, UniqueReference, UniqueSetting, UniqueSnapshot, layout};
 use millpond_runtime::{Backoff, Level, Reservation, blocking};
+use millpond_segment::Encoding;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -51,6 +52,25 @@ impl Source {
         }
     }
 
+    /// The stream of these keys.
+    pub(super) fn of(&self, shard: &Shard) -> Of {
+        Of {
+            buffer_id: shard.claim.buffer_id,
+            shard: shard.claim.shard,
+            consumer: shard.claim.consumer.clone(),
+            stream: self.stream.clone(),
+            setting: self.setting.clone(),
+            since: self.of.since,
+        }
+    }
+
+    fn trimmed(&self, shard: &Shard, at: u64, first: u64) -> ConsumeError {
+        self.lost(
+            shard,
+            format!("the log is needed from sequence {at} on, and retention has trimmed it below {first}"),
+        )
+    }
+
     fn lost(&self, shard: &Shard, reason: String) -> ConsumeError {
         ConsumeError::UniqueLost {
             consumer: shard.claim.consumer.clone(),
@@ -72,25 +92,20 @@ pub(crate) fn too_many(stream: &str, TooManyKeys { max }: TooManyKeys) -> Consum
 }
 
 /// Returns the state before the sequence `to`, and the uncompressed bytes of the log that it was read from, besides the snapshots.
+/// `newest` names the last one.
 pub(crate) async fn restore(
     shard: &Shard,
     source: &Source,
+    newest: Option<UniqueReference>,
     limit: KeyLimit,
     to: u64,
 ) -> Result<(State, u64), ConsumeError> {
-    let of = Of {
-        buffer_id: shard.claim.buffer_id,
-        shard: shard.claim.shard,
-        consumer: shard.claim.consumer.clone(),
-        stream: source.stream.clone(),
-        setting: source.setting.clone(),
-        since: source.of.since,
-    };
+    let of = source.of(shard);
     let named = shard.worker.snapshots_named;
     // From the environment, so that a seed of the simulation always gives the same run.
     let secret = shard.worker.environment.random_u128();
     let mut state = State::new(of, source.of.medians_from, limit, named, secret);
-    if let Some(name) = source.of.snapshot {
+    if let Some(name) = newest {
         let newest = snapshot(shard, source, state.of(), name).await?;
         state.resume(&newest, name);
         let most = newest
@@ -219,39 +234,101 @@ async fn load(shard: &Shard, log: &mut Log, reference: &PageReference) -> Result
     }
 }
 
+/// The log between two sequences, a piece at a time: as much as is known after a page was read.
+struct Pieces<'a> {
+    shard: &'a Shard,
+    source: &'a Source,
+    log: Log,
+    at: u64,
+    to: u64,
+}
+
+impl<'a> Pieces<'a> {
+    async fn begin(
+        shard: &'a Shard,
+        source: &'a Source,
+        at: u64,
+        to: u64,
+    ) -> Result<Pieces<'a>, ConsumeError> {
+        let log = read_log_to(shard, source, to).await?;
+        match log.first_sequence > at {
+            true => Err(source.trimmed(shard, at, log.first_sequence)),
+            false => Ok(Pieces {
+                shard,
+                source,
+                log,
+                at,
+                to,
+            }),
+        }
+    }
+
+    /// Reads the page of the next piece, and returns the piece's end. `None` at the end of all.
+    async fn read(&mut self) -> Result<Option<u64>, ConsumeError> {
+        if self.at >= self.to {
+            return Ok(None);
+        }
+        let missing = self.log.missing(self.at).filter(|page| page.first < self.to);
+        if let Some(reference) = missing.cloned().filter(|page| page.first <= self.at)
+            && let Some(first) = load(self.shard, &mut self.log, &reference).await?
+        {
+            return Err(self.source.trimmed(self.shard, self.at, first));
+        }
+        Ok(Some(self.log.horizon(self.at).min(self.to)))
+    }
+
+    /// The stream's place in the log, and its encoding. `None` if it has no part.
+    fn stream(&self) -> Option<(u32, Encoding)> {
+        let index = self.log.stream_index(&self.source.stream)?;
+        Some((index, self.log.streams[index as usize].encoding))
+    }
+
+    /// A stream's parts in the piece that ends before `end`, without those that an operator left out.
+    fn parts(&self, stream: u32, end: u64) -> impl Iterator<Item = Wanted> {
+        let parts = self.log.parts(stream, self.at);
+        let parts = parts.take_while(move |(sequence, ..)| *sequence < end);
+        let parts = parts.filter(|(sequence, ..)| !self.source.skipped.contains(sequence));
+        parts.map(|(sequence, entry, part)| Wanted::of(self.shard.claim.shard, sequence, entry, part))
+    }
+
+    fn pass(&mut self, end: u64) {
+        self.at = end;
+        self.log.unload(|page| page.last >= end);
+    }
+}
+
+/// Returns true if the log has a part of the stream from one sequence to before another.
+pub(super) async fn has_parts(
+    shard: &Shard,
+    source: &Source,
+    from: u64,
+    to: u64,
+) -> Result<bool, ConsumeError> {
+    let mut pieces = Pieces::begin(shard, source, from, to).await?;
+    let Some((stream, _)) = pieces.stream() else {
+        return Ok(false);
+    };
+    while let Some(end) = pieces.read().await? {
+        if pieces.parts(stream, end).next().is_some() {
+            return Ok(true);
+        }
+        pieces.pass(end);
+    }
+    Ok(false)
+}
+
 /// Reads the keys of the log from the state on. Returns the uncompressed bytes of their parts.
 async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> Result<u64, ConsumeError> {
-    let trimmed = |at: u64, first: u64| {
-        source.lost(
-            shard,
-            format!("the log is needed from sequence {at} on, and retention has trimmed it below {first}"),
-        )
-    };
-    let mut log = read_log_to(shard, source, to).await?;
-    let mut at = state.next();
-    if log.first_sequence > at {
-        return Err(trimmed(at, log.first_sequence));
-    }
-    let Some(index) = log.stream_index(&source.stream) else {
+    let mut pieces = Pieces::begin(shard, source, state.next(), to).await?;
+    let Some((index, encoding)) = pieces.stream() else {
         state.pass(to);
         return Ok(0);
     };
     let mut raw_bytes = 0_u64;
-    while at < to {
-        let missing = log.missing(at).filter(|page| page.first < to).cloned();
-        if let Some(reference) = missing.filter(|page| page.first <= at)
-            && let Some(first) = load(shard, &mut log, &reference).await?
-        {
-            return Err(trimmed(at, first));
-        }
-        let end = log.horizon(at).min(to);
-        let parts = log.parts(index, at).take_while(|(sequence, ..)| *sequence < end);
-        let parts = parts.filter(|(sequence, ..)| !source.skipped.contains(sequence));
-        let parts = parts.inspect(|(.., part)| raw_bytes = raw_bytes.saturating_add(part.raw_len));
-        let encoding = log.streams[index as usize].encoding;
-        let wanted =
-            parts.map(|(sequence, entry, part)| Wanted::of(shard.claim.shard, sequence, entry, part));
-        let reads = wanted.map(|wanted| keys(shard, source, encoding, wanted));
+    while let Some(end) = pieces.read().await? {
+        let parts = pieces.parts(index, end);
+        let parts = parts.inspect(|wanted| raw_bytes = raw_bytes.saturating_add(wanted.part.raw_len));
+        let reads = parts.map(|wanted| keys(shard, source, encoding, wanted));
         let reads: Vec<_> = reads.collect();
         let mut reads = stream::iter(reads).buffered(PARTS_AT_A_TIME);
         loop {
@@ -260,7 +337,9 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
                 Ok(None) => break,
                 Err(ConsumeError::Lost { key, sequence }) => {
                     return Err(match shard.gone(&key, sequence).await? {
-                        ConsumeError::Trimmed { sequence, first, .. } => trimmed(sequence, first),
+                        ConsumeError::Trimmed { sequence, first, .. } => {
+                            source.trimmed(shard, sequence, first)
+                        }
                         other => other,
                     });
                 }
@@ -268,8 +347,7 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
             };
             state.part(&part).map_err(|full| too_many(&source.stream, full))?;
         }
-        at = end;
-        log.unload(|page| page.last >= at);
+        pieces.pass(end);
     }
     state.pass(to);
     Ok(raw_bytes)
@@ -285,7 +363,7 @@ fn memory(wanted: &Wanted) -> u64 {
 async fn keys(
     shard: &Shard,
     source: &Source,
-    encoding: millpond_segment::Encoding,
+    encoding: Encoding,
     wanted: Wanted,
 ) -> Result<(PartKeys, Reservation), ConsumeError> {
     let worker = &shard.worker;

@@ -2,9 +2,9 @@
 //! Writes the snapshots. `state` decides.
 
 use super::keys::PartKeys;
-use super::restore::{Source, restore, snapshot, too_many};
+use super::restore::{Source, has_parts, restore, snapshot, too_many};
 use super::routing;
-use super::state::{Decisions, State};
+use super::state::{Decisions, State, unchanged};
 use crate::error::ConsumeError;
 use crate::metrics::label;
 use crate::shard::Shard;
@@ -44,13 +44,18 @@ pub(crate) fn next_snapshot_in(setting: &UniqueSetting, last: UniqueReference, n
     })
 }
 
+/// The time after which a stream without batches gives back the memory of its keys.
+fn rests_after(setting: &UniqueSetting) -> Duration {
+    Duration::from_millis(setting.window_ms).max(snapshot_interval(setting))
+}
+
 /// The deduplication of one stream in one term.
 pub(crate) struct Stage {
     shard: Shard,
     source: Source,
     state: tokio::sync::Mutex<Option<Kept>>,
-    /// The state was put together. Whoever has the turn to ask for memory reads and sets it.
-    restored: AtomicBool,
+    /// The state is in memory. Whoever has the turn to ask for memory reads and sets it.
+    loaded: AtomicBool,
     reached: Mutex<Reached>,
 }
 
@@ -68,6 +73,8 @@ struct Kept {
 struct Reached {
     /// Snapshots that the store has.
     snapshots: VecDeque<UniqueReference>,
+    /// The last of them, or the one that the cursor named at the beginning.
+    newest: Option<UniqueReference>,
     /// The number of dropped rows before a sequence.
     duplicates: VecDeque<(u64, u64)>,
 }
@@ -78,6 +85,8 @@ pub(crate) struct Line {
     /// The hand-overs of the last batch.
     memory: Option<oneshot::Receiver<()>>,
     decision: Option<oneshot::Receiver<()>>,
+    /// The start of the last batch, or of the last wait for one, by the environment's uptime.
+    silent_since: Duration,
 }
 
 /// A batch's place in the line.
@@ -127,21 +136,54 @@ impl Line {
     pub(crate) fn of(shard: &Shard, cursor: &Cursor, stream: &str) -> Option<Line> {
         let (setting, of) = cursor.deduplicates(stream)?;
         let source = Source::new(stream, setting, of, cursor);
+        let reached = Reached {
+            newest: of.snapshot,
+            ..Reached::default()
+        };
         Some(Line {
             stage: Arc::new(Stage {
                 shard: shard.clone(),
                 source,
                 state: tokio::sync::Mutex::default(),
-                restored: AtomicBool::new(false),
-                reached: Mutex::default(),
+                loaded: AtomicBool::new(false),
+                reached: Mutex::new(reached),
             }),
             memory: None,
             decision: None,
+            silent_since: shard.claim.environment.uptime(),
         })
+    }
+
+    /// Returns true if the keys are in memory.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.stage.loaded.load(Ordering::Relaxed)
+    }
+
+    /// Returns true, once, if there was no batch for so long that the keys need not stay in memory.
+    pub(crate) fn may_rest(&mut self, now: Duration) -> bool {
+        let rests = self.is_loaded()
+            && now.saturating_sub(self.silent_since) >= rests_after(&self.stage.source.setting);
+        if rests {
+            self.silent_since = now;
+        }
+        rests
     }
 
     /// The next batch.
     pub(crate) fn turn(&mut self, plan: Plan) -> Turn {
+        self.silent_since = self.stage.shard.claim.environment.uptime();
+        self.turn_of(plan)
+    }
+
+    /// The next turn, which is not of a batch: the state before this sequence is kept.
+    pub(crate) fn turn_to_keep(&mut self, next: u64) -> Turn {
+        self.turn_of(Plan {
+            low: next,
+            high: next,
+        })
+    }
+
+    fn turn_of(&mut self, plan: Plan) -> Turn {
         Turn {
             stage: self.stage.clone(),
             plan,
@@ -196,17 +238,18 @@ impl Turn {
         let Stage {
             shard,
             source,
-            restored,
+            loaded,
             ..
         } = &*self.stage;
-        if restored.load(Ordering::Relaxed) {
+        if loaded.load(Ordering::Relaxed) {
             return Ok(());
         }
         let limit = shard.worker.keys.clone();
+        let newest = self.stage.reached().newest;
         // A successor would read these bytes again, too.
-        let (state, raw_bytes) = restore(shard, source, limit, self.plan.low).await?;
+        let (state, raw_bytes) = restore(shard, source, newest, limit, self.plan.low).await?;
         let environment = &shard.worker.environment;
-        let due_in = match source.of.snapshot {
+        let due_in = match newest {
             Some(last) => next_snapshot_in(&source.setting, last, environment.now_ms()),
             None if source.of.since < self.plan.low => Duration::ZERO,
             None => snapshot_interval(&source.setting),
@@ -216,7 +259,7 @@ impl Turn {
             due_at: environment.uptime().saturating_add(due_in),
             raw_bytes,
         });
-        restored.store(true, Ordering::Relaxed);
+        loaded.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -297,39 +340,51 @@ impl Turn {
             late.get_or_create(&label).inc_by(rows);
             part.dropped = dropped;
         }
-        let keys = i64::try_from(worker.keys.used()).unwrap_or(i64::MAX);
-        worker.metrics.unique_keys.set(keys);
+        stage.count_keys();
         Ok(opened)
     }
 
     /// Stores the keys before this turn's sequence instead of deciding about a batch: no part of the stream has come for so long
-    /// that the last snapshot holds back the log.
-    pub(crate) async fn keep(mut self) -> Result<(), ConsumeError> {
-        match self.before_memory().await {
-            Err(lost @ ConsumeError::UniqueLost { .. }) => {
-                // Only the next batch of the stream needs the keys, and it will tell.
-                warn!(
-                    shard = self.stage.shard.claim.shard,
-                    "the keys of a silent stream cannot be stored: {lost}"
-                );
-            }
-            restored => restored?,
+    /// that the last snapshot holds back the log. A stream that `rests` gives back the memory of its keys.
+    pub(crate) async fn keep(mut self, rests: bool) {
+        if let Err(lost) = self.keep_in_turn(rests).await {
+            // Only the next batch of the stream needs the keys, and it will tell.
+            warn!(
+                shard = self.stage.shard.claim.shard,
+                "the keys of a silent stream cannot be stored: {lost}"
+            );
         }
-        self.has_memory();
         self.decision.wait().await;
+        // The next batch may have to load the keys, so it must not ask for memory earlier.
+        self.has_memory();
+        self.decision.pass_on();
+    }
+
+    async fn keep_in_turn(&mut self, rests: bool) -> Result<(), ConsumeError> {
+        self.memory.wait().await;
         let stage = self.stage.clone();
+        if !stage.loaded.load(Ordering::Relaxed) && stage.store_unchanged(self.plan.low).await? {
+            return Ok(());
+        }
+        self.before_memory().await?;
+        self.decision.wait().await;
         let mut kept = stage.state.lock().await;
-        if let Some(mut before) = kept.take() {
-            before.state.pass(self.plan.low);
-            let due_at = std::mem::take(&mut before.due_at);
-            let stored = stage.store(before).await;
+        let Some(mut before) = kept.take() else {
+            return Ok(());
+        };
+        before.state.pass(self.plan.low);
+        let due_at = std::mem::take(&mut before.due_at);
+        let stored = stage.store(before).await;
+        if rests && stored.state.is_stored() {
+            drop(stored);
+            stage.loaded.store(false, Ordering::Relaxed);
+        } else {
             *kept = Some(Kept {
                 due_at: stored.due_at.max(due_at),
                 ..stored
             });
         }
-        drop(kept);
-        self.decision.pass_on();
+        stage.count_keys();
         Ok(())
     }
 
@@ -364,6 +419,32 @@ impl Stage {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn count_keys(&self) {
+        let worker = &self.shard.worker;
+        let keys = i64::try_from(worker.keys.used()).unwrap_or(i64::MAX);
+        worker.metrics.unique_keys.set(keys);
+    }
+
+    /// Stores the snapshot of the state before `next` without loading a key, if the log has no part of the stream between the last
+    /// snapshot and there: then it is the last one, which this one names. Returns false if that is not possible.
+    async fn store_unchanged(&self, next: u64) -> Result<bool, ConsumeError> {
+        let (shard, source) = (&self.shard, &self.source);
+        let Some(name) = self.reached().newest else {
+            return Ok(false);
+        };
+        let last = snapshot(shard, source, &source.of(shard), name).await?;
+        // A long list waits for a merge.
+        if last.earlier.len() >= shard.worker.snapshots_named
+            || has_parts(shard, source, name.next, next).await?
+        {
+            return Ok(false);
+        }
+        if name.next < next {
+            self.put_new(&unchanged(last, name, next)).await;
+        }
+        Ok(true)
+    }
+
     /// Stores a snapshot if one is due, and returns when the store has it: the next one names it. Few new keys wait until
     /// `due_at`, or until a successor would read many bytes again for them.
     async fn store(&self, kept: Kept) -> Kept {
@@ -390,14 +471,8 @@ impl Stage {
         }
         let snapshot = state.snapshot(&merged);
         drop(merged);
-        let random = worker.environment.random_u128();
-        let name = UniqueReference {
-            next: snapshot.next,
-            id: Ulid::from_parts(worker.environment.now_ms(), random),
-        };
-        self.put(&snapshot, name).await;
+        let name = self.put_new(&snapshot).await;
         state.stored(&snapshot, name);
-        self.reached().snapshots.push_back(name);
         Kept {
             state,
             due_at: now.saturating_add(snapshot_interval(&self.source.setting)),
@@ -425,8 +500,14 @@ impl Stage {
         }
     }
 
-    async fn put(&self, snapshot: &UniqueSnapshot, name: UniqueReference) {
+    /// Returns the snapshot's name when the store has it.
+    async fn put_new(&self, snapshot: &UniqueSnapshot) -> UniqueReference {
         let worker = &self.shard.worker;
+        let random = worker.environment.random_u128();
+        let name = UniqueReference {
+            next: snapshot.next,
+            id: Ulid::from_parts(worker.environment.now_ms(), random),
+        };
         let UniqueSnapshot {
             shard,
             consumer,
@@ -445,6 +526,10 @@ impl Stage {
             backoff.pause(&*worker.environment).await;
         }
         worker.readiness.goes_on(&what);
+        let mut reached = self.reached();
+        reached.snapshots.push_back(name);
+        reached.newest = Some(name);
+        name
     }
 }
 

@@ -178,14 +178,7 @@ impl State {
         self.recent = snapshot.recent.iter().copied().collect();
         self.floor = snapshot.floor;
         self.duplicates = snapshot.duplicates;
-        self.stored.clone_from(&snapshot.earlier);
-        if !snapshot.entries.is_empty() {
-            self.stored.push(EarlierSnapshot {
-                reference: name,
-                newest_us: snapshot.newest_us(),
-                keys: snapshot.entries.len() as u64,
-            });
-        }
+        self.stored = with_itself(snapshot, name);
         self.next = snapshot.next;
         self.snapshot_at = snapshot.next;
     }
@@ -224,6 +217,11 @@ impl State {
     /// The number of entries that no snapshot has yet.
     pub(crate) fn fresh(&self) -> u64 {
         self.fresh.len() as u64
+    }
+
+    /// Returns true if snapshots have everything.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.fresh.is_empty() && self.next == self.snapshot_at
     }
 
     /// The sequence of the last snapshot.
@@ -408,6 +406,29 @@ impl State {
             recent == self.recent && floor == self.floor,
             "a snapshot of this state"
         );
+    }
+}
+
+/// The snapshots that have the keys before `snapshot.next`: the earlier ones, and this one.
+fn with_itself(snapshot: &UniqueSnapshot, name: UniqueReference) -> Vec<EarlierSnapshot> {
+    let mut stored = snapshot.earlier.clone();
+    if !snapshot.entries.is_empty() {
+        stored.push(EarlierSnapshot {
+            reference: name,
+            newest_us: snapshot.newest_us(),
+            keys: snapshot.entries.len() as u64,
+        });
+    }
+    stored
+}
+
+/// The snapshot that a state without parts between `snapshot.next` and `next` would make: no part, no new key, and no other time.
+pub(crate) fn unchanged(snapshot: UniqueSnapshot, name: UniqueReference, next: u64) -> UniqueSnapshot {
+    UniqueSnapshot {
+        next,
+        earlier: with_itself(&snapshot, name),
+        entries: Vec::new(),
+        ..snapshot
     }
 }
 

@@ -1,17 +1,21 @@
 //! Tests deduplication by key with whole consumers: streams that come late or are silent, resets and skips.
 
 use crate::support::{
-    Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, single_records, start,
-    start_on,
+    Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, config, eventually, metric_sum,
+    single_records, start, start_on,
 };
 use millpond_consumer::schedule::{Mode, Room, Schedule};
-use millpond_consumer::{Config, ConsumeError};
+use millpond_consumer::{Config, ConsumeError, Consumer};
 use millpond_manifest::cursor::Opening;
-use millpond_manifest::{Cursor, Manifest, UniqueSetting};
+use millpond_manifest::{Cursor, Manifest, UniqueSetting, layout};
 use millpond_storage::Store;
+use millpond_storage::unreliable::{Faults, On};
+use prometheus_client::registry::Registry;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// A consumer that drops the repeated events of [`STREAM`].
 fn unique(instance: &str) -> Config {
@@ -25,6 +29,13 @@ fn unique(instance: &str) -> Config {
         take_over: true,
         ..config(instance)
     }
+}
+
+/// The same with a window of 110 s, after which the keys of a silent stream leave the memory.
+fn resting(instance: &str) -> Config {
+    let mut config = unique(instance);
+    config.unique.get_mut(STREAM).unwrap().window_ms = 110_000;
+    config
 }
 
 fn rows(numbers: &[u64]) -> BTreeMap<String, u64> {
@@ -101,6 +112,184 @@ async fn a_silent_stream_without_its_log_does_not_end_the_owner() {
     acknowledged_in(&log, OTHER, 3).await;
     consumer.stop().await.expect("the owner goes on without the keys");
     assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn owners_that_change_often_store_the_keys_of_a_silent_stream_too() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    log.commit_to(STREAM, &[3]).await;
+    log.commit_to(OTHER, &[1]).await;
+    let mut consumer = start(&log.store, unique("a"), &table);
+    acknowledged_in(&log, STREAM, 2).await;
+    // A snapshot is due after a minute.
+    for round in 3..=6 {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        consumer = restart(consumer, &log, &table).await;
+        log.commit_to(OTHER, &[1]).await;
+        acknowledged_in(&log, STREAM, round).await;
+    }
+    needs(&log, 2).await;
+    consumer.stop().await.unwrap();
+}
+
+/// Keeps 3 keys of a silent stream in a snapshot, and starts a successor that may remember only 2.
+async fn successor_without_room(log: &mut Log, table: &Arc<Table>) -> Running {
+    table.repeat_after(3);
+    log.commit_to(STREAM, &[3]).await;
+    let consumer = start(&log.store, unique("a"), table);
+    acknowledged_in(log, STREAM, 1).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    log.commit_to(OTHER, &[1]).await;
+    acknowledged_in(log, OTHER, 2).await;
+    needs(log, 1).await;
+    consumer.crash().await;
+    let small = Config {
+        unique_memory: 80,
+        ..unique("next")
+    };
+    start(&log.store, small, table)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_loads_the_keys_of_a_silent_stream_with_its_next_batch() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let consumer = successor_without_room(&mut log, &table).await;
+    for round in 3..=5 {
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        log.commit_to(OTHER, &[1]).await;
+        acknowledged_in(&log, OTHER, round).await;
+    }
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    needs(&log, 5).await;
+    // Nobody needs the log for the keys any more.
+    log.change(|log| log.collect(5, 0)).await;
+    assert!(!consumer.task.is_finished());
+    log.commit_to(STREAM, &[1]).await;
+    let ended = timeout(Duration::from_secs(60), consumer.task).await;
+    let ended = ended.expect("there is no room for the keys").unwrap();
+    assert!(
+        matches!(ended, Err(ConsumeError::UniqueMemory { .. })),
+        "{ended:?}"
+    );
+
+    // With room for them, the keys are those of the rows from before: rows 7 to 9 repeat rows 0 to 2.
+    let consumer = start(&log.store, unique("last"), &table);
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged_in(&log, STREAM, 7).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5, 6]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_part_that_came_after_the_last_snapshot_is_not_passed_over() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(4);
+    log.commit_to(STREAM, &[3]).await;
+    let consumer = start(&log.store, unique("a"), &table);
+    acknowledged_in(&log, STREAM, 1).await;
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    log.commit_to(OTHER, &[1]).await;
+    needs(&log, 1).await;
+    // Row 4 has key 0 as row 0, and row 7 key 3.
+    log.commit_to(STREAM, &[4]).await;
+    acknowledged_in(&log, STREAM, 3).await;
+    let consumer = restart(consumer, &log, &table).await;
+    for round in 4..=5 {
+        log.commit_to(OTHER, &[1]).await;
+        acknowledged_in(&log, OTHER, round).await;
+        tokio::time::sleep(Duration::from_secs(61)).await;
+    }
+    needs(&log, 4).await;
+    let consumer = restart(consumer, &log, &table).await;
+    // Keys 2, 3, 0 and 1.
+    log.commit_to(STREAM, &[4]).await;
+    acknowledged_in(&log, STREAM, 6).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 7, 8, 9]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_keys_of_a_stream_that_is_silent_for_a_window_leave_the_memory() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(3);
+    let mut registry = Registry::default();
+    let consumer = Consumer::new(log.store.clone(), resting("a"), table.clone(), &mut registry).unwrap();
+    let consumer = consumer.with_environment(Arc::new(Machine::new()));
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(consumer.run(shutdown.clone()));
+    let keys = || metric_sum(&registry, "millpond_consumer_unique_keys ");
+    for (round, silence) in [(1, 100), (2, 100), (3, 115)] {
+        log.commit_to(STREAM, &[1]).await;
+        acknowledged_in(&log, STREAM, round).await;
+        assert_eq!(keys(), round.min(3), "round {round}");
+        tokio::time::sleep(Duration::from_secs(silence)).await;
+    }
+    eventually("the keys leave the memory", async || keys() == 0).await;
+    // They are in the snapshots.
+    needs(&log, 3).await;
+    log.change(|log| log.collect(3, 0)).await;
+
+    // Rows 3 to 5 repeat them, with and without a restart.
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged_in(&log, STREAM, 4).await;
+    assert_eq!(keys(), 3);
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+    let consumer = start(&log.store, resting("next"), &table);
+    log.commit_to(STREAM, &[1]).await;
+    acknowledged_in(&log, STREAM, 5).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_comes_while_the_keys_leave_the_memory_loads_them_again() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(2);
+    let (store, network) = log.store.behind(Faults::default());
+    let consumer = start(&store, resting("a"), &table);
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged_in(&log, STREAM, 1).await;
+    // The next snapshot is written when the keys leave, after 110 s: one is written after 60 s, and another is not due before 120.
+    tokio::time::sleep(Duration::from_secs(70)).await;
+    needs(&log, 1).await;
+    let mut held = network.hold(On::Create, "");
+    log.commit_to(OTHER, &[1]).await;
+    held.arrived().await;
+    log.commit_to(STREAM, &[2]).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    held.release();
+    acknowledged_in(&log, STREAM, 3).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_stream_with_a_damaged_snapshot_does_not_end_the_owner() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let consumer = successor_without_room(&mut log, &table).await;
+    consumer.crash().await;
+    for found in log.store.list(&layout::consumers(0)).await.unwrap() {
+        if layout::parse_unique(0, &found.key).is_some() {
+            log.store.delete(&found.key).await.unwrap();
+            let damaged = vec!["damaged".into()];
+            log.store.put_if_absent(&found.key, damaged).await.unwrap();
+        }
+    }
+    let consumer = start(&log.store, unique("next"), &table);
+    for round in 3..=4 {
+        tokio::time::sleep(Duration::from_secs(61)).await;
+        log.commit_to(OTHER, &[1]).await;
+        acknowledged_in(&log, OTHER, round).await;
+    }
+    consumer.stop().await.expect("the owner goes on without the keys");
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3, 4, 5]));
 }
 
 #[tokio::test(start_paused = true)]

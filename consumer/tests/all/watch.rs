@@ -1,7 +1,7 @@
 //! A consumer whose shard has a leader that tells of commits, in virtual time: whatever the leader sends, the rows are exact, none waits
 //! for long, and the store is polled less.
 
-use crate::support::{Log, Machine, OTHER, Running, STREAM, Table, acknowledged, config, put};
+use crate::support::{Log, Machine, OTHER, Running, STREAM, Table, acknowledged, config, metric_sum, put};
 use async_trait::async_trait;
 use bytes::Bytes;
 use millpond_consumer::{
@@ -11,7 +11,6 @@ use millpond_manifest::cas::Object;
 use millpond_manifest::{Fingerprint, Manifest, ProducerId, UniqueSetting, layout};
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Faults, On};
-use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -270,12 +269,7 @@ impl Site {
 
     /// The sum of a metric over its labels.
     fn count(&self, metric: &str) -> u64 {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).unwrap();
-        let lines = text.lines().filter(|line| line.starts_with(metric));
-        lines
-            .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
-            .sum()
+        metric_sum(&self.registry, metric)
     }
 
     fn fallbacks(&self, reason: &str) -> u64 {
@@ -550,9 +544,11 @@ async fn keys_are_put_together_once_the_store_has_the_log() {
     };
     let unique = Config {
         unique: [(STREAM.to_owned(), setting)].into(),
+        // The third owner finds a snapshot, so it stores no other one before the next segment.
+        snapshot_keys: 1,
         ..settings()
     };
-    // The third owner needs the keys of what the second one wrote under the setting.
+    // It needs the keys of what the second one wrote under the setting.
     for sizes in [&[1][..], &[]] {
         let before = site.log.manifest().await.state;
         acknowledged(&site.log, before.next_sequence).await;

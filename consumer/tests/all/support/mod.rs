@@ -20,6 +20,7 @@ use millpond_manifest::{
 use millpond_runtime::{Environment, Readiness, SystemEnvironment};
 use millpond_segment::{BlockBuilder, Compressor, Encoding, SegmentBuilder};
 use millpond_storage::Store;
+use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -868,6 +869,15 @@ pub fn start_on(machine: &Machine, store: &Store, config: Config, table: &Arc<Ta
         readiness,
         task,
     }
+}
+
+/// The sum of a metric over its labels.
+pub fn metric_sum(registry: &Registry, metric: &str) -> u64 {
+    let mut text = String::new();
+    encode(&mut text, registry).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with(metric));
+    let values = lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
+    values.sum()
 }
 
 /// Makes the store show this manifest, as a stale copy or a restored one.
