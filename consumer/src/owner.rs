@@ -170,11 +170,15 @@ impl Claim {
             );
         }
         if unique_pinned {
+            let memory = match self.unique.is_empty() {
+                true => "; without --unique their keys take memory in addition to --memory-limit",
+                false => "",
+            };
             warn!(
                 shard,
                 consumer,
                 "the settings of --unique differ from those pinned in the cursor ({:?}); the pinned ones stay in force until all \
-                 planned batches are written and the consumer is next stopped cleanly",
+                 planned batches are written and the consumer is next stopped cleanly{memory}",
                 cursor.unique_settings()
             );
         }
