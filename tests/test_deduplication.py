@@ -146,7 +146,12 @@ def test_several_shards_need_a_route_which_a_consumer_names(site):
     order = {"stream": "events.order", "key": ["event_id"], "shards": 2, "is_new": False}
     assert again == {"routed": [order]}
     assert "by event_id, as before" in site.millpond(*route).stdout()
-    assert "rows go to shards 0 to 1 by event_id\n" in site.millpond("buffer", "route").stdout()
+    line = "events.order: rows go to shards 0 to 1 by event_id\n"
+    assert line in site.millpond("buffer", "route").stdout()
+    assert line in site.millpond("status").stdout()
+    assert site.answer("status")["routes"] == [
+        {"stream": "events.order", "key": ["event_id"], "shards": 2}
+    ]
 
     # The gateway has not noticed: all rows are in its shard, and the consumer counts those that
     # belong elsewhere.

@@ -128,11 +128,7 @@ async fn declare(
         } else {
             ", as before"
         };
-        let to = match shards {
-            1 => "shard 0".to_owned(),
-            _ => format!("shards 0 to {}", shards - 1),
-        };
-        say!("{stream}: rows go to {to} by {}{already}", key.join(", "))?;
+        say!("{}{already}", rows_go(stream, *shards, key))?;
     }
     if routed.iter().any(|routed| routed.is_new) {
         say!(
@@ -140,6 +136,15 @@ async fn declare(
         )?;
     }
     Ok(())
+}
+
+/// Where the rows of a routed stream go, for people.
+pub(crate) fn rows_go(stream: &str, shards: u32, key: &[String]) -> String {
+    let to = match shards {
+        1 => "shard 0".to_owned(),
+        _ => format!("shards 0 to {}", shards - 1),
+    };
+    format!("{stream}: rows go to {to} by {}", key.join(", "))
 }
 
 async fn end(store: &StoreArgs, streams: &[String], json: bool) -> anyhow::Result<()> {

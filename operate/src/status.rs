@@ -28,10 +28,23 @@ pub struct Status {
     pub buffer_id: String,
     /// The time of the look, in RFC 3339.
     pub at: String,
+    /// The streams whose rows go to the shard of their key.
+    pub routes: Vec<Routed>,
     /// The shards whose logs can be read.
     pub shards: Vec<Shard>,
     /// Reasons why shards and consumers are missing above: a damaged or lost manifest, page or cursor.
     pub unreadable: Vec<String>,
+}
+
+/// A stream whose rows go to the shard of their key.
+#[derive(Debug, Serialize)]
+pub struct Routed {
+    /// The stream.
+    pub stream: String,
+    /// JSON paths.
+    pub key: Vec<String>,
+    /// The number of shards, from shard 0 on.
+    pub shards: u32,
 }
 
 /// The state of a shard.
@@ -266,10 +279,16 @@ impl Observer {
             next_sequence: shards.iter().map(|s| (s.shard, s.next_sequence)).collect(),
             lags: lags.collect(),
         });
+        let routes = buffer.routed.iter().map(|(stream, route)| Routed {
+            stream: stream.to_string(),
+            key: route.key.clone(),
+            shards: route.shards,
+        });
         Ok(Status {
             url: self.store.url().to_string(),
             buffer_id: buffer.id.to_string(),
             at: humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_millis(now_ms)).to_string(),
+            routes: routes.collect(),
             shards,
             unreadable,
         })

@@ -1,8 +1,9 @@
 //! The state of a buffer as text for people.
 
+use crate::buffer::rows_go;
 use crate::output::inline;
 use crate::units::{count, grouped, readable, whole};
-use millpond_operate::status::{Consumer, Position, Shard, State, Status};
+use millpond_operate::status::{Consumer, Position, Routed, Shard, State, Status};
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ fn write(text: &mut String, status: &Status) -> fmt::Result {
         "{}  buffer {}  at {}",
         status.url, status.buffer_id, status.at
     )?;
+    for Routed { stream, key, shards } in &status.routes {
+        writeln!(text, "{}", inline(&rows_go(stream, *shards, key)))?;
+    }
     for shard in &status.shards {
         write_shard(text, shard, status.unreadable.is_empty())?;
     }
