@@ -90,7 +90,8 @@ def test_a_different_row_gives_no_figures(tmp_path):
 
 
 def test_an_interrupted_benchmark_leaves_nothing_behind(tmp_path):
-    benchmark = start(tmp_path, "--only", "millpond")
+    # It cannot end by itself before the signal.
+    benchmark = start(tmp_path, "--only", "millpond", "--records", 10_000_000)
     logs = tmp_path / "temporary"
     eventually("a consumer to run", lambda: [*logs.glob("*/consumer.log")])
     benchmark.send_signal(signal.SIGTERM)

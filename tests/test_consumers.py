@@ -224,7 +224,7 @@ def test_a_script_can_wait_for_a_consumer(site):
 def test_processes_divide_the_shards_and_take_those_of_one_that_is_killed(site):
     # Each gateway writes to one shard.
     gateways = [site.gateway("--shards", "4", name=f"gateway-{i}") for i in range(3)]
-    settings = ("--lease", "3s")
+    settings = ("--lease", "10s")
     first = site.consumer(*settings, "--instance", "one", name="consumer-one")
 
     def owned(consumer) -> float:
@@ -239,8 +239,9 @@ def test_processes_divide_the_shards_and_take_those_of_one_that_is_killed(site):
         load.start()
     second = site.consumer(*settings, "--instance", "two", name="consumer-two")
     eventually("each to own half", lambda: (owned(first), owned(second)) == (2, 2))
-    assert "gives the shard to two" in first.messages()
-    assert second.metric("millpond_consumer_members") == 2
+    eventually("the gift", lambda: "gives the shard to two" in first.messages())
+    members = "millpond_consumer_members"
+    eventually("both to be members", lambda: second.metric(members) == 2)
     second.kill()
     eventually("the first to own all shards again", lambda: owned(first) == 4)
     third = site.consumer(*settings, "--instance", "three", name="consumer-three")

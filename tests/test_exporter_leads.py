@@ -11,7 +11,7 @@ from harness.events import NDJSON
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.otlp_http import post
 from harness.process import eventually
-from harness.services import WATCH_PATIENCE, free_port
+from harness.services import ENDLESS, WATCH_PATIENCE, free_port
 
 LEADS = "millpond_producer_leads"
 FOR_OTHERS = "millpond_producer_commits_for_others_total"
@@ -100,7 +100,7 @@ def test_a_collector_that_stops_hands_over_the_lead_at_once(site):
     ]
     consumer = site.consumer()
     consumer.until_it_watches()
-    loads = _loads(site, followers, records=15_000)
+    loads = _loads(site, followers, records=ENDLESS)
     eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
     before = leader.metric(FOR_OTHERS)
     eventually("the leader to commit for all", lambda: leader.metric(FOR_OTHERS) > before + 10)
@@ -114,7 +114,7 @@ def test_a_collector_that_stops_hands_over_the_lead_at_once(site):
     eventually(
         "the consumer to watch it", lambda: followers[0].metric(watchers) == 1, WATCH_PATIENCE
     )
-    assert [load.wait() for load in loads] == [0, 0]
+    assert [load.terminate() for load in loads] == [0, 0]
     _finish(site, loads, consumer)
 
 

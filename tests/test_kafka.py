@@ -141,7 +141,7 @@ def test_kafka_python_finds_out_the_version_and_which_record_is_malformed(site):
     gateway, consumer = _gateway(site), _consumer(site)
     producer = KafkaProducer(
         bootstrap_servers=gateway.kafka_address,
-        linger_ms=500,
+        linger_ms=5_000,
         # An idempotent producer of this library ends after such an error.
         enable_idempotence=False,
     )
@@ -168,7 +168,7 @@ def test_javas_console_producer(site):
 def test_a_collectors_kafka_exporter_needs_another_address_and_nothing_else(site):
     gateway = _gateway(site)
     consumer = site.consumer("--ack-interval", "50ms")
-    collector = site.collector("kafka", {"brokers": [gateway.kafka_address]})
+    collector = site.collector("kafka", {"brokers": [gateway.kafka_address], "timeout": "300s"})
     logs = LogSender(collector.address)
     logs.start()
     with Senders(collector.address, pause=0.1) as senders:

@@ -10,9 +10,10 @@ import pytest
 
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.network import Toxiproxy
-from harness.process import eventually
+from harness.process import PATIENCE, eventually
 from harness.relay import Relay
 from harness.services import (
+    ENDLESS,
     REPOSITORY,
     WATCH_PATIENCE,
     Buffer,
@@ -83,7 +84,7 @@ def test_nothing_is_lost_or_twice_when_the_leader_is_gone(site, how):
     gateways = _gateways(site, 3)
     consumer = site.consumer()
     leader, *followers = gateways
-    loads = _loads(site, followers, records=15_000)
+    loads = _loads(site, followers, records=ENDLESS)
     eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
     leader.send(how)
     eventually(
@@ -92,7 +93,7 @@ def test_nothing_is_lost_or_twice_when_the_leader_is_gone(site, how):
     )
     if how == signal.SIGSTOP:
         leader.send(signal.SIGCONT)
-    assert [load.wait() for load in loads] == [0, 0]
+    assert [load.terminate() for load in loads] == [0, 0]
     if how == signal.SIGSTOP:
         # It learns with its next commit that it does not lead any more.
         again = site.load(leader, "--rate", 1_000, records=1_000, name="again")
@@ -129,7 +130,7 @@ def test_a_collector_follows_the_next_leader(site, how):
     collectors = [
         site.millpond_collector(f"otelcol-{number}", peers={"enabled": True}) for number in range(2)
     ]
-    loads = _loads(site, [follower, *collectors], records=20_000)
+    loads = _loads(site, [follower, *collectors], records=ENDLESS)
     eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
     before = leader.metric(FOR_OTHERS)
     eventually("the leader to commit for all", lambda: leader.metric(FOR_OTHERS) > before + 10)
@@ -137,7 +138,7 @@ def test_a_collector_follows_the_next_leader(site, how):
     eventually("the other gateway to lead", lambda: follower.metric(LEADS) == 1)
     if how == signal.SIGSTOP:
         leader.send(signal.SIGCONT)
-    assert [load.wait() for load in loads] == [0, 0, 0]
+    assert [load.terminate() for load in loads] == [0, 0, 0]
     # By now the Collectors know who leads.
     for collector in collectors:
         loads += site.loads_until_forwarded(collector, follower)
@@ -179,13 +180,13 @@ class Shard:
             site.consumer("--instance", name, name=f"consumer-{name}") for name in "ab"
         ]
 
-    def load(self, records: int):
+    def load(self):
         """Loads on all. A request to the leader is sent once: its client cannot know what became of
         it. Those to the others must all succeed."""
         once = ("--rate", 300, "--retry-for", "0s")
-        at_leader = self.site.load(self.leader, *once, records=records // 2, name="load-leader")
+        at_leader = self.site.load(self.leader, *once, records=ENDLESS, name="load-leader")
         at_leader.start()
-        loads = _loads(self.site, [self.follower, *self.collectors], records=records)
+        loads = _loads(self.site, [self.follower, *self.collectors], records=ENDLESS)
         eventually("rows", lambda: rows_of(self.site.clickhouse, self.site.database) > 1_000)
         committed = self.leader.metric(FOR_OTHERS)
         eventually("commits for all", lambda: self.leader.metric(FOR_OTHERS) > committed + 10)
@@ -225,10 +226,12 @@ def _killed(shard: Shard) -> None:
 
 
 def _frozen(shard: Shard) -> None:
-    """Until the others have sent everything, which takes longer than any timeout."""
+    """For longer than any timeout: the other gateway gets 1,000 records a second."""
     shard.leader.send(signal.SIGSTOP)
     shard.the_other_leads()
     shard.kill_consumers()
+    records = "millpond_producer_records_total"
+    eventually("40 s", lambda: shard.follower.metric(records) > 40_000, 4 * PATIENCE)
 
 
 def _without_the_store(shard: Shard) -> None:
@@ -266,12 +269,12 @@ def test_each_record_arrives_once_whatever_happens_to_the_leader(site, fault, le
     port = free_port()
     with Relay(port) as relay:
         shard = Shard(site, relay, port, leader)
-        at_leader, loads = shard.load(40_000 if fault is _frozen else 15_000)
+        at_leader, loads = shard.load()
         fault(shard)
         # The others do not need the leader.
-        assert [load.wait(180) for load in loads] == [0, 0, 0]
+        assert [load.terminate() for load in loads] == [0, 0, 0]
         shard.restore()
-        at_leader.wait(180)
+        at_leader.terminate()
         if fault in (_frozen, _without_the_store):
             shard.the_first_follows()
         if fault is _without_a_collector and shard.follower.metric(WITHOUT_LEADER) == 0:
@@ -325,7 +328,7 @@ def test_rows_are_exact_when_a_watched_leader_is_gone(site, how):
     consumer = site.consumer()
     consumer.until_it_watches()
     leader, follower = gateways
-    loads = _loads(site, [follower], records=15_000)
+    loads = _loads(site, [follower], records=ENDLESS)
     eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
     leader.send(how)
     eventually("the other gateway to lead", lambda: follower.metric(LEADS) == 1)
@@ -334,7 +337,7 @@ def test_rows_are_exact_when_a_watched_leader_is_gone(site, how):
     eventually("the consumer to watch it", lambda: follower.metric(watchers) == 1, WATCH_PATIENCE)
     if how == signal.SIGSTOP:
         leader.send(signal.SIGCONT)
-    assert [load.wait() for load in loads] == [0]
+    assert [load.terminate() for load in loads] == [0]
     assert "watching the leader" in consumer.messages()
     _finish(site, loads, consumer)
 

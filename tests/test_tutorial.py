@@ -121,7 +121,7 @@ def _follow(site, clone: Path, tmp_path: Path, environment: dict, servers: Proce
     follower = site.add(Process("follower", shell, tmp_path, environment))
     follower.start()
     try:
-        code = follower.wait(500)
+        code = follower.wait(1_500)
     finally:
         if follower.running():
             follower.terminate()

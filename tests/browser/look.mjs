@@ -22,14 +22,14 @@ const [fonts, configuration] = [join(tmpdir(), "fonts"), join(tmpdir(), "fonts.c
 const folders = `<dir>${fonts}</dir><cachedir>${fonts}-cache</cachedir>`;
 writeFileSync(configuration, `<?xml version="1.0"?><fontconfig>${folders}</fontconfig>`);
 process.env.FONTCONFIG_FILE = configuration;
-const browser = await launcher.launch({ executablePath, args: chromium.args, headless: true });
+const browser = await launcher.launch({ executablePath, args: chromium.args, headless: true, timeout: 0 });
 try {
   const page = await browser.newPage({ viewport: { width: 1280, height: 900 } });
   const seen = { errors: [], requests: new Set() };
   page.on("pageerror", (error) => seen.errors.push(error.message));
   page.on("console", (message) => message.type() === "error" && seen.errors.push(message.text()));
   page.on("request", (request) => seen.requests.add(request.url()));
-  await page.goto(url);
+  await page.goto(url, { timeout: 0 });
   const matches = (pattern) => new RegExp(pattern).test(document.body.innerText);
   const found = await page.waitForFunction(matches, wanted, { timeout: 60_000 }).then(() => true, () => false);
   await page.screenshot({ path: screenshot, fullPage: true });

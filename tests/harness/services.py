@@ -45,7 +45,7 @@ def tool(variable: str) -> str:
     return path
 
 
-def http_get(url: str, timeout: float = 5) -> tuple[int, str]:
+def http_get(url: str, timeout: float = PATIENCE) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(url, timeout=timeout) as answer:
             return answer.status, answer.read().decode()
@@ -323,6 +323,10 @@ class Consumer(Millpond):
         return Counter({dict(labels)["reason"]: count for labels, count in found.items()})
 
 
+# More records than any test waits for: the load ends when it is terminated.
+ENDLESS = 1_000_000_000
+
+
 class Load(Process):
     """`millpond load`: every record has a unique `millpond.load.id`. It records the acknowledged
     ones."""
@@ -497,7 +501,7 @@ def export_to_clickhouse(url: str, database: str) -> dict:
         "database": database,
         "create_schema": True,
         "async_insert": False,
-        "timeout": "30s",
+        "timeout": "300s",
         "sending_queue": {"enabled": False},
         "retry_on_failure": {"enabled": False},
     }

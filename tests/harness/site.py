@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from .process import Process, eventually
+from .process import PATIENCE, Process, eventually
 from .services import (
     CREDENTIALS,
     Buffer,
@@ -123,7 +123,7 @@ class Site:
     def command(self, *command: object, code: int = 0) -> Process:
         """Runs a `millpond` command that needs no buffer."""
         process = self.begun(*command)
-        ended = process.wait()
+        ended = process.wait(4 * PATIENCE)
         failure = f"{process.name} ended with {ended}: {process.stdout()} {process.messages()}"
         assert ended == code, failure
         return process
