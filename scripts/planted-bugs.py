@@ -1314,6 +1314,12 @@ CATCHERS = {
             "never: the keys leave the memory",
         ),
     ],
+    "keys-leave-past-position": [
+        unique(
+            "the_keys_of_a_batch_that_waits_for_the_table_stay_in_memory",
+            "never: the batch is acknowledged",
+        ),
+    ],
     "unchanged-without-last": [
         unique(
             "a_successor_loads_the_keys_of_a_silent_stream_with_its_next_batch",

@@ -3,6 +3,7 @@
 
 use super::Tenure;
 use crate::unique::{next_snapshot_in, snapshot_interval};
+use millpond_manifest::Log;
 use std::time::Duration;
 
 /// The sequence from which a stream needs the log for its keys, and when it is to need less, by the environment's uptime.
@@ -46,6 +47,8 @@ impl Tenure<'_> {
             let line = self.unique.get_mut(stream);
             let (is_loaded, rests) =
                 line.map_or((false, false), |line| (line.is_loaded(), line.may_rest(now)));
+            // A stream whose batches wait is not silent.
+            let rests = rests && !has_more(&known.log, stream, position.next);
             let mut streams = known.log.streams.iter();
             let stores = needs < position.next
                 && now >= due_at
@@ -66,4 +69,10 @@ impl Tenure<'_> {
             }
         }
     }
+}
+
+/// Returns true if the log may have a part of the stream from this sequence on.
+fn has_more(log: &Log, stream: &str, next: u64) -> bool {
+    let index = log.stream_index(stream);
+    index.is_some_and(|index| log.parts(index, next).next().is_some()) || log.missing(next).is_some()
 }

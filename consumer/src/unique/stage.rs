@@ -363,8 +363,12 @@ impl Turn {
     async fn keep_in_turn(&mut self, rests: bool) -> Result<(), ConsumeError> {
         self.memory.wait().await;
         let stage = self.stage.clone();
-        if !stage.loaded.load(Ordering::Relaxed) && stage.store_unchanged(self.plan.low).await? {
+        let is_loaded = stage.loaded.load(Ordering::Relaxed);
+        if !is_loaded && stage.store_unchanged(self.plan.low).await? {
             return Ok(());
+        }
+        if is_loaded && !rests {
+            self.has_memory();
         }
         self.before_memory().await?;
         self.decision.wait().await;
@@ -375,7 +379,8 @@ impl Turn {
         before.state.pass(self.plan.low);
         let due_at = std::mem::take(&mut before.due_at);
         let stored = stage.store(before).await;
-        if rests && stored.state.is_stored() {
+        // A state past the position is one that retention may overtake: a batch that is decided waits for the table.
+        if rests && stored.state.is_stored() && stored.state.next() == self.plan.low {
             drop(stored);
             stage.loaded.store(false, Ordering::Relaxed);
         } else {
@@ -432,6 +437,9 @@ impl Stage {
         let Some(name) = self.reached().newest else {
             return Ok(false);
         };
+        if name.next >= next {
+            return Ok(true);
+        }
         let last = snapshot(shard, source, &source.of(shard), name).await?;
         // A long list waits for a merge.
         if last.earlier.len() >= shard.worker.snapshots_named
@@ -439,9 +447,7 @@ impl Stage {
         {
             return Ok(false);
         }
-        if name.next < next {
-            self.put_new(&unchanged(last, name, next)).await;
-        }
+        self.put_new(&unchanged(last, name, next)).await;
         Ok(true)
     }
 

@@ -270,6 +270,27 @@ async fn a_batch_that_comes_while_the_keys_leave_the_memory_loads_them_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_keys_of_a_batch_that_waits_for_the_table_stay_in_memory() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::shut("table");
+    table.repeat_after(2);
+    log.commit_to(STREAM, &[1, 1]).await;
+    let consumer = start(&log.store, resting("a"), &table);
+    eventually("the batch is on its way", async || table.hanging() == 1).await;
+    // Retention passes the batch, and later what its keys are followed by.
+    for first in [2, 3] {
+        log.commit_to(OTHER, &[1]).await;
+        log.change(|log| log.collect(first, 0)).await;
+        tokio::time::sleep(Duration::from_secs(121)).await;
+    }
+    log.commit_to(STREAM, &[2]).await;
+    table.let_through(1 << 20);
+    acknowledged_in(&log, STREAM, 5).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), rows(&[0, 1, 2, 3]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_silent_stream_with_a_damaged_snapshot_does_not_end_the_owner() {
     let mut log = Log::new(Store::memory()).await;
     let table = Table::open("table");
