@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from harness.process import Process, eventually, free_port
 from harness.services import BIN_DIR, REPOSITORY
 
@@ -129,8 +131,17 @@ def _follow(site, clone: Path, tmp_path: Path, environment: dict, servers: Proce
         out, err = (tmp_path / f"{number}.{end}" for end in ("out", "err"))
         assert out.exists(), f"{step.where} was not reached"
         printed = out.read_text()
-        if step.says is not None:
-            assert re.fullmatch(_as_pattern(step.says), printed), f"{step.where} printed: {printed}"
         reached_next = (tmp_path / f"{number + 1}.out").exists()
-        assert code == 0 or reached_next, f"{step.where} failed: {printed} {err.read_text()}"
+        if code != 0 and not reached_next:
+            _show_logs(clone)
+            pytest.fail(f"{step.where} failed with {code}: {printed} {err.read_text()}")
+        if step.says is not None and not re.fullmatch(_as_pattern(step.says), printed):
+            _show_logs(clone)
+            pytest.fail(f"{step.where} printed: {printed} instead of: {step.says}")
     assert code == 0
+
+
+def _show_logs(clone: Path) -> None:
+    """Prints how the logs of the tutorial's processes end, which pytest shows with a failure."""
+    for log in sorted((clone / "tutorial" / "data").glob("*.log")):
+        print(f"--- {log.name}\n{log.read_text(errors='replace')[-2_000:]}")
