@@ -26,6 +26,7 @@ WITHIN = {"put": 0.10, "get": 0.10, "list": 0.20}
 SEGMENTS = "millpond_producer_segments_total"
 COMMITS = "millpond_producer_commit_attempts_total"
 LOOKS = "millpond_producer_looks_total"
+HEDGED = "millpond_consumer_hedged_fetches_total"
 READS_FIRST = 12
 # Seconds. With slower ones, several segments become one plan, which the model does not know.
 INSERT_MAX = 1.0
@@ -193,13 +194,14 @@ class Between:
 
     def requests(self) -> dict[str, float]:
         """Requests per second by kind, whatever their outcome, as on the bill. The model lacks the
-        looks for new shards. All gateways may have one in these seconds, but only once a minute."""
+        looks for new shards: all gateways may have one in these seconds, but only once a minute.
+        It also lacks the second GETs of consumers whose store is slow to answer."""
         kinds = {"put": ("put",), "get": ("get", "head"), "list": ("list",)}
         counted = {
             name: sum(self("millpond_store_requests_total", kind=kind) for kind in of)
             for name, of in kinds.items()
         }
-        counted["get"] -= self(LOOKS)
+        counted["get"] -= self(LOOKS) + self(HEDGED)
         return {name: count / self.seconds for name, count in counted.items()}
 
 

@@ -124,7 +124,7 @@ def test_another_collector_takes_the_lead_of_one_that_is_gone(site, how):
     leader = _leader(site)
     candidates = [site.millpond_collector(f"otelcol-{name}", peers=_peers()) for name in "ab"]
     consumer = site.consumer()
-    loads = _loads(site, candidates, records=15_000)
+    loads = _loads(site, candidates, records=ENDLESS)
     eventually("rows", lambda: rows_of(site.clickhouse, site.database) > 1_000)
     before = leader.metric(FOR_OTHERS)
     eventually("the leader to commit for all", lambda: leader.metric(FOR_OTHERS) > before + 10)
@@ -133,9 +133,13 @@ def test_another_collector_takes_the_lead_of_one_that_is_gone(site, how):
         "another Collector to lead",
         lambda: sum(candidate.metric(LEADS) for candidate in candidates) == 1,
     )
+    sent = [len(load.acknowledged()) for load in loads]
+    eventually(
+        "records without the first leader",
+        lambda: all(len(load.acknowledged()) > n for load, n in zip(loads, sent, strict=True)),
+    )
+    assert [load.terminate() for load in loads] == [0, 0]
     if how == signal.SIGSTOP:
-        # Until the others have sent everything, which takes longer than any timeout.
-        assert [load.wait() for load in loads] == [0, 0]
         leader.send(signal.SIGCONT)
         # It learns with its next commit that it does not lead any more.
         again = site.load(leader, records=1_000, name="again")
@@ -143,7 +147,6 @@ def test_another_collector_takes_the_lead_of_one_that_is_gone(site, how):
         loads.append(again)
         eventually("the first to follow", lambda: leader.metric(LEADS) == 0)
     else:
-        assert [load.wait() for load in loads] == [0, 0]
         leader.kill()
         leader.up()
         again = site.load(leader, records=1_000, name="again")
@@ -172,7 +175,7 @@ def test_a_gateway_with_numbered_requests_takes_the_lead_from_a_collector(site):
     leader = _leader(site)
     gateway = _gateway(site)
     consumer = site.consumer()
-    loads = _loads(site, [gateway, leader], records=5_000)
+    loads = _loads(site, [gateway, leader], records=ENDLESS)
     eventually("the Collector to commit for the gateway", lambda: leader.metric(FOR_OTHERS) > 3)
     rows = json.dumps({"n": 1})
     for number in range(1, 4):
@@ -183,7 +186,7 @@ def test_a_gateway_with_numbered_requests_takes_the_lead_from_a_collector(site):
             )
             assert (status, "millpond-repeated" in headers) == (200, repeated)
     eventually("the gateway to lead", lambda: gateway.metric(LEADS) == 1)
-    assert [load.wait() for load in loads] == [0, 0]
+    assert [load.terminate() for load in loads] == [0, 0]
     loads += site.loads_until_forwarded(leader, gateway)
     assert leader.metric(LEADS) == 0
     assert gateway.metric("millpond_producer_client_requests_settled_total") == 3

@@ -11,7 +11,7 @@ import pytest
 from harness.exactly_once import assert_exactly_once, rows_of, wait_for_all
 from harness.pki import Authority
 from harness.process import eventually
-from harness.services import forward_to, telemetrygen
+from harness.services import ENDLESS, forward_to, telemetrygen
 
 AGENTS = "agents-0123456789abcdef0123456789abcdef"
 ACME = "acme-0123456789abcdef0123456789abcdef"
@@ -149,7 +149,7 @@ def test_a_hangup_takes_over_new_files_and_refuses_broken_ones(site):
     gateway, consumer = site.gateway(*flags), site.consumer()
     # All on one connection, so none is made after the certificate has changed.
     steady = ("--rate", 1_000, "--concurrency", 64)
-    loads = [site.load(gateway, "--tls-ca", old.file, *steady, records=100_000)]
+    loads = [site.load(gateway, "--tls-ca", old.file, *steady, records=ENDLESS)]
     loads[0].start()
 
     def goes_on(already: int = 0) -> bool:

@@ -2,6 +2,9 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
+
+use millpond_runtime::{Environment as _, SystemEnvironment};
 
 /// Distinct local addresses that were free a moment ago.
 ///
@@ -23,12 +26,21 @@ pub fn sets_of_free_addresses<const N: usize>(sets: usize) -> io::Result<Vec<[So
     Ok(addresses)
 }
 
+/// Below the ports that the system gives to outgoing connections (from 32768 on Linux): one of these
+/// could take the port of a server that is still starting, or starts again.
+const PORTS: Range<u16> = 10_240..32_768;
+
 fn fill(addresses: &mut [SocketAddr]) -> io::Result<()> {
+    let size = PORTS.end - PORTS.start;
+    let first = PORTS.start + u16::try_from(SystemEnvironment.below(size.into())).unwrap_or(0);
+    let mut ports = (first..PORTS.end).chain(PORTS.start..first);
     // Hold all of them until the last one is known, so that no two are equal.
     let mut held = Vec::new();
     for address in addresses {
-        let listener = TcpListener::bind(*address)?;
-        *address = listener.local_addr()?;
+        let (port, listener) = ports
+            .find_map(|port| Some((port, TcpListener::bind((address.ip(), port)).ok()?)))
+            .ok_or(io::ErrorKind::AddrInUse)?;
+        address.set_port(port);
         held.push(listener);
     }
     Ok(())

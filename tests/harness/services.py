@@ -303,7 +303,7 @@ class Consumer(Millpond):
 
     def while_it_watches(self) -> Iterator[int]:
         """Turns of a measurement, the last of which no stall disturbed: it watched throughout."""
-        for turn in range(3):
+        for turn in range(10):
             self.until_it_watches()
             before = self._fallbacks()
             yield turn
