@@ -144,6 +144,11 @@ def unique(test, says):
     return Catcher("consumer/tests/all/unique.rs", test, says)
 
 
+def keeping(test, says):
+    """The keys of silent streams, while the store does not answer."""
+    return Catcher("consumer/tests/all/keeping.rs", test, says)
+
+
 def deduplicating(test, says):
     """What a cursor says about repeated events."""
     return Catcher("manifest/tests/all/unique.rs", test, says)
@@ -1319,6 +1324,34 @@ CATCHERS = {
             "the_keys_of_a_batch_that_waits_for_the_table_stay_in_memory",
             "never: the batch is acknowledged",
         ),
+    ],
+    "keep-without-patience": [
+        keeping(
+            "a_batch_waits_for_a_store_that_hangs_for_its_patience",
+            "never: the batch is acknowledged",
+        ),
+        keeping(
+            "keys_that_the_store_does_not_answer_for_let_those_of_other_streams_through",
+            r"\[0, 1, 2\]",
+        ),
+    ],
+    "due-by-name": [
+        keeping(
+            "keys_that_the_store_does_not_answer_for_let_those_of_other_streams_through",
+            r"\[0, 1, 2\]",
+        ),
+    ],
+    "keep-waits-on": [
+        keeping(
+            "a_wait_for_the_store_ends_with_the_attempt_to_store_keys",
+            "never: the attempt ends",
+        ),
+    ],
+    "kept-keys-stay": [
+        keeping("keys_that_are_loaded_to_be_stored_leave_the_memory_at_once", "left: 3"),
+    ],
+    "keeping-takes-all-keys": [
+        keys("work_that_is_not_urgent_leaves_keys_to_the_batches", r"max: 32"),
     ],
     "unchanged-without-last": [
         unique(

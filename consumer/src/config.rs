@@ -2,7 +2,7 @@
 
 use crate::repair::Repair;
 use crate::streams::StreamPattern;
-use crate::unique::BYTES_PER_KEY;
+use crate::unique::{BYTES_PER_KEY, Times};
 use millpond_manifest::cursor::UniqueSettings;
 use millpond_manifest::{BatchingPolicy, layout};
 use millpond_runtime::Budget;
@@ -70,6 +70,11 @@ pub struct Config {
     pub snapshot_bytes: u64,
     /// From this number of snapshots on, the next one of a stream merges the smallest. Default 3,072, of the 4,096 that a snapshot may name.
     pub snapshots_named: usize,
+    /// The shortest and the longest time between two snapshots of a stream with few new keys. Default one minute and four hours. With the
+    /// longest window and time, a snapshot names 2,333 others.
+    pub snapshot_interval: [Duration; 2],
+    /// The keys of a silent stream leave the memory after its window, and not before this time. Default ten minutes.
+    pub keys_rest: Duration,
     /// Write to tables that another consumer of the buffer writes to.
     pub share_tables: bool,
     /// Compare these ranges with the sink and insert the missing rows, instead of consuming.
@@ -121,6 +126,8 @@ impl Default for Config {
             snapshot_bytes: 256 << 20,
             // The longest window with few keys has 2,333.
             snapshots_named: 3_072,
+            snapshot_interval: [Duration::from_secs(60), Duration::from_secs(4 * 3_600)],
+            keys_rest: Duration::from_secs(600),
             share_tables: false,
             repair: None,
         }
@@ -143,6 +150,14 @@ impl Config {
     /// The number of keys that the deduplication may remember.
     pub(crate) fn unique_keys(&self) -> u64 {
         self.unique_memory / BYTES_PER_KEY
+    }
+
+    /// When these keys are stored, and when they leave the memory.
+    pub(crate) fn key_times(&self) -> Times {
+        Times {
+            interval: self.snapshot_interval,
+            rest: self.keys_rest,
+        }
     }
 
     /// The settings for repeated events. A repair refuses rows that may be some.

@@ -177,6 +177,7 @@ impl Consumer {
             snapshot_keys: self.config.snapshot_keys,
             snapshot_bytes: self.config.snapshot_bytes,
             snapshots_named: self.config.snapshots_named,
+            key_times: self.config.key_times(),
             fetchers: Arc::new(Semaphore::new(self.config.fetchers.max(1))),
             decoders: Arc::new(Semaphore::new(self.config.decoders.max(1))),
             writers: Arc::new(Semaphore::new(self.config.writers.max(1))),

@@ -21,10 +21,11 @@ use crate::rounds::{LaterRound, LaterRounds};
 use crate::schedule::{Decision, Key, Mode, Room, Schedule};
 use crate::shard::Shard;
 use crate::trace::BatchTrace;
-use crate::unique::{Line, Turn};
+use crate::unique::{Line, Source, Turn};
 use crate::worker::BatchWorker;
 use crate::write::Term;
 use futures::future::{BoxFuture, OptionFuture};
+use keeping::Keeping;
 use log::{Loading, Reading, Unreadable};
 use millpond_manifest::cas::Snapshot;
 use millpond_manifest::cursor::{Plan, Seen};
@@ -109,10 +110,8 @@ pub(crate) struct Tenure<'a> {
     trimmed: u64,
     /// The streams whose repeated events are dropped, from their first batch in this term on.
     unique: BTreeMap<String, Line>,
-    /// Streams whose last snapshot may hold back the log.
-    held: BTreeMap<String, keeping::Held>,
-    /// The keys of silent streams on their way to the store.
-    keeping: JoinSet<()>,
+    /// Those of them that are silent.
+    keeping: Keeping,
 }
 
 impl<'a> Tenure<'a> {
@@ -174,8 +173,7 @@ impl<'a> Tenure<'a> {
             ignored: HashSet::new(),
             trimmed: 0,
             unique: BTreeMap::new(),
-            held: BTreeMap::new(),
-            keeping: JoinSet::new(),
+            keeping: Keeping::default(),
         };
         tenure.see_leader();
         tenure
@@ -275,9 +273,7 @@ impl<'a> Tenure<'a> {
                 Some(()) = OptionFuture::from(self.settling.as_mut()), if self.settling.is_some() => {
                     self.settling = None;
                 }
-                Some(kept) = self.keeping.join_next(), if !self.keeping.is_empty() => {
-                    kept.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()));
-                }
+                Some((stream, ended)) = self.keeping.next_ended() => self.kept(&stream, ended),
                 Some(refusal) = self.refused.recv() => self.undurable.push(refusal),
                 Some(announced) = self.announced.recv() => self.unannounced.push(announced),
                 Some(outcome) = OptionFuture::from(self.reading.as_mut()), if self.reading.is_some() => {
@@ -358,21 +354,24 @@ impl<'a> Tenure<'a> {
 
     /// The batch's turn, if its stream's repeated events are dropped.
     fn turn(&mut self, (stream, plan): &Key) -> Option<Turn> {
-        Some(self.line(stream, plan.high)?.turn(*plan))
+        let (line, source) = self.line(stream, plan.high)?;
+        Some(line.turn(source, *plan))
     }
 
-    /// The line of a stream whose repeated events are dropped up to this sequence. A batch before the beginning of the setting has
-    /// none: the beginning may still move.
-    fn line(&mut self, stream: &str, to: u64) -> Option<&mut Line> {
-        let (_, of) = self.durable.state.deduplicates(stream)?;
+    /// The line of a stream whose repeated events are dropped up to this sequence, and the source of its keys. A batch before the
+    /// beginning of the setting has none: the beginning may still move.
+    fn line(&mut self, stream: &str, to: u64) -> Option<(&mut Line, Source)> {
+        let cursor = &self.durable.state;
+        let (setting, of) = cursor.deduplicates(stream)?;
         if to < of.since {
             return None;
         }
+        let source = Source::new(stream, setting, of, cursor);
         if !self.unique.contains_key(stream) {
-            let line = Line::of(self.shard, &self.durable.state, stream)?;
+            let line = Line::of(self.shard, cursor, stream)?;
             self.unique.insert(stream.to_owned(), line);
         }
-        self.unique.get_mut(stream)
+        Some((self.unique.get_mut(stream)?, source))
     }
 
     fn finished(&mut self, key: &Key) {

@@ -18,7 +18,7 @@ use futures::StreamExt;
 use futures::stream;
 use millpond_manifest::cursor::Refused;
 use millpond_manifest::{BatchingPolicy, Entry, layout};
-use millpond_runtime::{Backoff, Level};
+use millpond_runtime::{Backoff, Level, Readiness};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -158,7 +158,7 @@ impl BatchWorker {
         let shard = job.batch.id.shard;
         let fetches = (0..).zip(wanted).map(|(place, wanted)| {
             let step = trace.fetch(place, &wanted.key, wanted.length);
-            self.fetch(shard, wanted, Some(step))
+            self.fetch(shard, wanted, Some(step), &self.readiness)
         });
         let mut fetched = stream::iter(fetches).buffered(PARTS_AT_A_TIME);
         while let Some(part) = fetched.next().await {
@@ -229,6 +229,7 @@ impl BatchWorker {
         shard: u32,
         wanted: Wanted,
         step: Option<Step>,
+        readiness: &Readiness,
     ) -> Result<Part, ConsumeError> {
         let Wanted {
             key,
@@ -250,7 +251,7 @@ impl BatchWorker {
             self.metrics.fetch_seconds.observe(began.elapsed().as_secs_f64());
             match fetched {
                 Ok(Some(data)) => {
-                    self.readiness.goes_on(&what);
+                    readiness.goes_on(&what);
                     self.metrics.fetched_bytes.inc_by(data.len() as u64);
                     part.data = data;
                     return Ok(part);
@@ -262,13 +263,13 @@ impl BatchWorker {
                     if !is_behind {
                         return Err(ConsumeError::Lost { key, sequence });
                     }
-                    self.readiness.waits(&what, NOT_YET, Level::Warn);
+                    readiness.waits(&what, NOT_YET, Level::Warn);
                 }
                 Err(error) => {
                     if let Some(step) = &step {
                         step.again(&error);
                     }
-                    self.readiness.waits(&what, error, Level::Warn);
+                    readiness.waits(&what, error, Level::Warn);
                 }
             }
             drop(fetcher);

@@ -5,7 +5,7 @@ use crate::metrics::Metrics;
 use crate::repair::Tally;
 use crate::sink::{Chunk, Sink};
 use crate::streams::StreamPattern;
-use crate::unique::{KeyLimit, Routing};
+use crate::unique::{KeyLimit, Routing, Times};
 use millpond_runtime::{Budget, Environment, Readiness};
 use millpond_segment::Encoding;
 use millpond_storage::Store;
@@ -35,6 +35,8 @@ pub(crate) struct BatchWorker {
     pub(crate) snapshot_bytes: u64,
     /// From this number of snapshots on, the next one merges the smallest.
     pub(crate) snapshots_named: usize,
+    /// When the keys are stored, and when they leave the memory.
+    pub(crate) key_times: Times,
     pub(crate) fetchers: Arc<Semaphore>,
     pub(crate) decoders: Arc<Semaphore>,
     pub(crate) writers: Arc<Semaphore>,

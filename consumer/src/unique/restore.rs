@@ -370,7 +370,9 @@ async fn keys(
     // The parts ask in their order, so the first one never waits for a later one.
     let memory = worker.memory.reserve_at_most(memory(&wanted)).await;
     let sequence = wanted.part.sequence;
-    let part = worker.fetch(shard.claim.shard, wanted, None).await?;
+    let part = worker
+        .fetch(shard.claim.shard, wanted, None, &shard.claim.readiness)
+        .await?;
     let batch = Batch {
         id: BatchId {
             buffer_id: shard.claim.buffer_id,

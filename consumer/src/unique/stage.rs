@@ -2,9 +2,10 @@
 //! Writes the snapshots. `state` decides.
 
 use super::keys::PartKeys;
-use super::restore::{Source, has_parts, restore, snapshot, too_many};
+use super::restore::{Source, restore, snapshot, too_many};
 use super::routing;
-use super::state::{Decisions, State, unchanged};
+use super::state::{Decisions, State};
+use super::times::SHARE;
 use crate::error::ConsumeError;
 use crate::metrics::label;
 use crate::shard::Shard;
@@ -21,60 +22,33 @@ use tokio::sync::oneshot;
 use tracing::warn;
 use ulid::Ulid;
 
-/// The shortest and the longest time between two snapshots of a stream with few new keys. With the longest window and time, a
-/// snapshot names 2,333 others.
-const SNAPSHOT_INTERVAL: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(4 * 3_600)];
-
-/// A snapshot has this share of all keys at least, and of the window, unless it has many keys.
-const SHARE: u32 = 64;
-
-/// The time after which a stream with few new keys, or without parts, gets another snapshot.
-pub(crate) fn snapshot_interval(setting: &UniqueSetting) -> Duration {
-    let [min, max] = SNAPSHOT_INTERVAL;
-    (Duration::from_millis(setting.window_ms) / SHARE).clamp(min, max)
-}
-
-/// The time until the next snapshot is due after a restart. Restarts do not delay it, and neither does a clock that was ahead when it
-/// named the last one.
-pub(crate) fn next_snapshot_in(setting: &UniqueSetting, last: UniqueReference, now_ms: u64) -> Duration {
-    let interval = snapshot_interval(setting);
-    let age = now_ms.checked_sub(last.id.timestamp_ms());
-    age.map_or(Duration::ZERO, |age| {
-        interval.saturating_sub(Duration::from_millis(age))
-    })
-}
-
-/// The time after which a stream without batches gives back the memory of its keys.
-fn rests_after(setting: &UniqueSetting) -> Duration {
-    Duration::from_millis(setting.window_ms).max(snapshot_interval(setting))
-}
-
 /// The deduplication of one stream in one term.
 pub(crate) struct Stage {
-    shard: Shard,
-    source: Source,
-    state: tokio::sync::Mutex<Option<Kept>>,
+    pub(super) shard: Shard,
+    pub(super) stream: String,
+    setting: UniqueSetting,
+    pub(super) state: tokio::sync::Mutex<Option<Kept>>,
     /// The state is in memory. Whoever has the turn to ask for memory reads and sets it.
-    loaded: AtomicBool,
+    pub(super) loaded: AtomicBool,
     reached: Mutex<Reached>,
 }
 
 /// The state between two batches.
-struct Kept {
-    state: State,
+pub(super) struct Kept {
+    pub(super) state: State,
     /// When the next snapshot is due, by the environment's uptime.
-    due_at: Duration,
+    pub(super) due_at: Duration,
     /// The bytes of the parts since the last one, which a successor reads again.
-    raw_bytes: u64,
+    pub(super) raw_bytes: u64,
 }
 
 /// The part of the state that a swap of the cursor may record once the positions have moved so far.
 #[derive(Default)]
-struct Reached {
+pub(super) struct Reached {
     /// Snapshots that the store has.
     snapshots: VecDeque<UniqueReference>,
     /// The last of them, or the one that the cursor named at the beginning.
-    newest: Option<UniqueReference>,
+    pub(super) newest: Option<UniqueReference>,
     /// The number of dropped rows before a sequence.
     duplicates: VecDeque<(u64, u64)>,
 }
@@ -91,8 +65,9 @@ pub(crate) struct Line {
 
 /// A batch's place in the line.
 pub(crate) struct Turn {
-    stage: Arc<Stage>,
-    plan: Plan,
+    pub(super) stage: Arc<Stage>,
+    pub(super) source: Source,
+    pub(super) plan: Plan,
     memory: Handover,
     decision: Handover,
 }
@@ -135,7 +110,6 @@ impl Line {
     /// The line of a stream, if its repeated events are dropped.
     pub(crate) fn of(shard: &Shard, cursor: &Cursor, stream: &str) -> Option<Line> {
         let (setting, of) = cursor.deduplicates(stream)?;
-        let source = Source::new(stream, setting, of, cursor);
         let reached = Reached {
             newest: of.snapshot,
             ..Reached::default()
@@ -143,7 +117,8 @@ impl Line {
         Some(Line {
             stage: Arc::new(Stage {
                 shard: shard.clone(),
-                source,
+                stream: stream.to_owned(),
+                setting: setting.clone(),
                 state: tokio::sync::Mutex::default(),
                 loaded: AtomicBool::new(false),
                 reached: Mutex::new(reached),
@@ -159,10 +134,21 @@ impl Line {
         self.stage.loaded.load(Ordering::Relaxed)
     }
 
+    /// Returns true if no turn before the next one has anything left to do with the keys.
+    pub(crate) fn is_idle(&mut self) -> bool {
+        let decided = self.decision.as_mut().is_none_or(|last| last.try_recv().is_ok());
+        if decided {
+            // It has passed on the memory before. A hand-over is received once.
+            (self.memory, self.decision) = (None, None);
+        }
+        decided
+    }
+
     /// Returns true, once, if there was no batch for so long that the keys need not stay in memory.
     pub(crate) fn may_rest(&mut self, now: Duration) -> bool {
+        let times = &self.stage.shard.worker.key_times;
         let rests = self.is_loaded()
-            && now.saturating_sub(self.silent_since) >= rests_after(&self.stage.source.setting);
+            && now.saturating_sub(self.silent_since) >= times.rests_after(&self.stage.setting);
         if rests {
             self.silent_since = now;
         }
@@ -170,22 +156,26 @@ impl Line {
     }
 
     /// The next batch.
-    pub(crate) fn turn(&mut self, plan: Plan) -> Turn {
+    pub(crate) fn turn(&mut self, source: Source, plan: Plan) -> Turn {
         self.silent_since = self.stage.shard.claim.environment.uptime();
-        self.turn_of(plan)
+        self.turn_of(source, plan)
     }
 
     /// The next turn, which is not of a batch: the state before this sequence is kept.
-    pub(crate) fn turn_to_keep(&mut self, next: u64) -> Turn {
-        self.turn_of(Plan {
-            low: next,
-            high: next,
-        })
+    pub(crate) fn turn_to_keep(&mut self, source: Source, next: u64) -> Turn {
+        self.turn_of(
+            source,
+            Plan {
+                low: next,
+                high: next,
+            },
+        )
     }
 
-    fn turn_of(&mut self, plan: Plan) -> Turn {
+    fn turn_of(&mut self, source: Source, plan: Plan) -> Turn {
         Turn {
             stage: self.stage.clone(),
+            source,
             plan,
             memory: Handover::new(&mut self.memory),
             decision: Handover::new(&mut self.decision),
@@ -194,7 +184,7 @@ impl Line {
 
     /// Records in a cursor what its position allows.
     pub(crate) fn record(&self, cursor: &mut Cursor) -> Result<(), ConsumeError> {
-        let stream = &*self.stage.source.stream;
+        let stream = &*self.stage.stream;
         let next = cursor.next(stream);
         let reached = self.stage.reached();
         let named = cursor.deduplicates(stream).map_or(0, |(_, of)| of.needs());
@@ -213,7 +203,7 @@ impl Line {
 
     /// Forgets what a durable cursor has.
     pub(crate) fn recorded(&self, cursor: &Cursor) {
-        let stream = &*self.stage.source.stream;
+        let stream = &*self.stage.stream;
         let (next, named) = (
             cursor.next(stream),
             cursor.deduplicates(stream).map_or(0, |(_, of)| of.needs()),
@@ -235,12 +225,8 @@ impl Turn {
     /// Returns when the batch may ask for memory. The first one puts the state together before.
     pub(crate) async fn before_memory(&mut self) -> Result<(), ConsumeError> {
         self.memory.wait().await;
-        let Stage {
-            shard,
-            source,
-            loaded,
-            ..
-        } = &*self.stage;
+        let source = &self.source;
+        let Stage { shard, loaded, .. } = &*self.stage;
         if loaded.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -249,10 +235,11 @@ impl Turn {
         // A successor would read these bytes again, too.
         let (state, raw_bytes) = restore(shard, source, newest, limit, self.plan.low).await?;
         let environment = &shard.worker.environment;
+        let times = &shard.worker.key_times;
         let due_in = match newest {
-            Some(last) => next_snapshot_in(&source.setting, last, environment.now_ms()),
+            Some(last) => times.next_in(&source.setting, last, environment.now_ms()),
             None if source.of.since < self.plan.low => Duration::ZERO,
-            None => snapshot_interval(&source.setting),
+            None => times.interval(&source.setting),
         };
         *self.stage.state.lock().await = Some(Kept {
             state,
@@ -268,6 +255,11 @@ impl Turn {
         self.memory.pass_on();
     }
 
+    /// The next batch may decide.
+    pub(super) fn has_decided(&mut self) {
+        self.decision.pass_on();
+    }
+
     /// Decides about the rows of the batch, and marks those that repeat earlier ones.
     /// Returns what the sink keeps for their chunks, which is nothing unless it `keeps_rows`.
     pub(crate) async fn decide(
@@ -278,7 +270,7 @@ impl Turn {
         let (keys, opened) = self.open(batch, keeps_rows).await?;
         self.decision.wait().await;
         let stage = self.stage.clone();
-        let Stage { shard, source, .. } = &*stage;
+        let (shard, source) = (&stage.shard, &self.source);
         let worker = &shard.worker;
         if keys.len() != batch.parts.len() {
             return Err(bug(
@@ -327,7 +319,7 @@ impl Turn {
             due_at,
             raw_bytes,
         };
-        *kept = Some(stage.store(before).await);
+        *kept = Some(stage.store(shard, source, before).await);
         if let Some(Kept { state, .. }) = &*kept {
             stage.reached().duplicates.push_back((next, state.duplicates()));
         }
@@ -344,60 +336,11 @@ impl Turn {
         Ok(opened)
     }
 
-    /// Stores the keys before this turn's sequence instead of deciding about a batch: no part of the stream has come for so long
-    /// that the last snapshot holds back the log. A stream that `rests` gives back the memory of its keys.
-    pub(crate) async fn keep(mut self, rests: bool) {
-        if let Err(lost) = self.keep_in_turn(rests).await {
-            // Only the next batch of the stream needs the keys, and it will tell.
-            warn!(
-                shard = self.stage.shard.claim.shard,
-                "the keys of a silent stream cannot be stored: {lost}"
-            );
-        }
-        self.decision.wait().await;
-        // The next batch may have to load the keys, so it must not ask for memory earlier.
-        self.has_memory();
-        self.decision.pass_on();
-    }
-
-    async fn keep_in_turn(&mut self, rests: bool) -> Result<(), ConsumeError> {
-        self.memory.wait().await;
-        let stage = self.stage.clone();
-        let is_loaded = stage.loaded.load(Ordering::Relaxed);
-        if !is_loaded && stage.store_unchanged(self.plan.low).await? {
-            return Ok(());
-        }
-        if is_loaded && !rests {
-            self.has_memory();
-        }
-        self.before_memory().await?;
-        self.decision.wait().await;
-        let mut kept = stage.state.lock().await;
-        let Some(mut before) = kept.take() else {
-            return Ok(());
-        };
-        before.state.pass(self.plan.low);
-        let due_at = std::mem::take(&mut before.due_at);
-        let stored = stage.store(before).await;
-        // A state past the position is one that retention may overtake: a batch that is decided waits for the table.
-        if rests && stored.state.is_stored() && stored.state.next() == self.plan.low {
-            drop(stored);
-            stage.loaded.store(false, Ordering::Relaxed);
-        } else {
-            *kept = Some(Kept {
-                due_at: stored.due_at.max(due_at),
-                ..stored
-            });
-        }
-        stage.count_keys();
-        Ok(())
-    }
-
     /// Reads the keys of the batch. Several batches do so at a time.
     async fn open(&self, batch: &Batch, keeps_rows: bool) -> Result<(Vec<PartKeys>, Opened), ConsumeError> {
         let worker = &self.stage.shard.worker;
         let _decoder = worker.decoders.acquire().await.expect("never closed");
-        let (sink, paths) = (worker.sink.clone(), self.stage.source.setting.key.clone());
+        let (sink, paths) = (worker.sink.clone(), self.source.setting.key.clone());
         // Its bytes are shared.
         let copy = batch.clone();
         let found = blocking::compute(&*worker.environment, move || match keeps_rows {
@@ -420,41 +363,20 @@ fn bug(batch: &Batch, reason: &str) -> ConsumeError {
 }
 
 impl Stage {
-    fn reached(&self) -> MutexGuard<'_, Reached> {
+    pub(super) fn reached(&self) -> MutexGuard<'_, Reached> {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count_keys(&self) {
+    pub(super) fn count_keys(&self) {
         let worker = &self.shard.worker;
         let keys = i64::try_from(worker.keys.used()).unwrap_or(i64::MAX);
         worker.metrics.unique_keys.set(keys);
     }
 
-    /// Stores the snapshot of the state before `next` without loading a key, if the log has no part of the stream between the last
-    /// snapshot and there: then it is the last one, which this one names. Returns false if that is not possible.
-    async fn store_unchanged(&self, next: u64) -> Result<bool, ConsumeError> {
-        let (shard, source) = (&self.shard, &self.source);
-        let Some(name) = self.reached().newest else {
-            return Ok(false);
-        };
-        if name.next >= next {
-            return Ok(true);
-        }
-        let last = snapshot(shard, source, &source.of(shard), name).await?;
-        // A long list waits for a merge.
-        if last.earlier.len() >= shard.worker.snapshots_named
-            || has_parts(shard, source, name.next, next).await?
-        {
-            return Ok(false);
-        }
-        self.put_new(&unchanged(last, name, next)).await;
-        Ok(true)
-    }
-
     /// Stores a snapshot if one is due, and returns when the store has it: the next one names it. Few new keys wait until
     /// `due_at`, or until a successor would read many bytes again for them.
-    async fn store(&self, kept: Kept) -> Kept {
-        let worker = &self.shard.worker;
+    pub(super) async fn store(&self, shard: &Shard, source: &Source, kept: Kept) -> Kept {
+        let worker = &shard.worker;
         let now = worker.environment.uptime();
         let Kept {
             mut state,
@@ -465,7 +387,7 @@ impl Stage {
         let long = now >= due_at || raw_bytes >= worker.snapshot_bytes;
         let due = state.fresh() >= many || (long && state.next() > state.snapshot_at());
         let merged = match due {
-            true => self.merged(&state).await,
+            true => merged(shard, source, &state).await,
             false => Vec::new(),
         };
         if !due || !state.may_snapshot(merged.len()) {
@@ -477,61 +399,36 @@ impl Stage {
         }
         let snapshot = state.snapshot(&merged);
         drop(merged);
-        let name = self.put_new(&snapshot).await;
+        let name = self.put_new(shard, &snapshot).await;
         state.stored(&snapshot, name);
         Kept {
             state,
-            due_at: now.saturating_add(snapshot_interval(&self.source.setting)),
+            due_at: now.saturating_add(worker.key_times.interval(&source.setting)),
             raw_bytes: 0,
         }
     }
 
-    /// Reads the snapshots that the next one replaces. The others stay if one of them cannot be read, which is then a matter of the owner
-    /// that needs it.
-    async fn merged(&self, state: &State) -> Vec<UniqueSnapshot> {
-        let (shard, source) = (&self.shard, &self.source);
-        let reads = state.merges().into_iter();
-        let reads: Vec<_> = reads
-            .map(|name| snapshot(shard, source, state.of(), name))
-            .collect();
-        match future::try_join_all(reads).await {
-            Ok(merged) => merged,
-            Err(lost) => {
-                warn!(
-                    shard = shard.claim.shard,
-                    "snapshots of keys cannot be merged: {lost}"
-                );
-                Vec::new()
-            }
-        }
-    }
-
     /// Returns the snapshot's name when the store has it.
-    async fn put_new(&self, snapshot: &UniqueSnapshot) -> UniqueReference {
-        let worker = &self.shard.worker;
+    pub(super) async fn put_new(&self, shard: &Shard, snapshot: &UniqueSnapshot) -> UniqueReference {
+        let (worker, readiness) = (&shard.worker, &shard.claim.readiness);
         let random = worker.environment.random_u128();
         let name = UniqueReference {
             next: snapshot.next,
             id: Ulid::from_parts(worker.environment.now_ms(), random),
         };
-        let UniqueSnapshot {
-            shard,
-            consumer,
-            stream,
-            ..
-        } = snapshot;
-        let key = layout::unique(*shard, consumer, stream, name.next, name.id);
+        let UniqueSnapshot { consumer, stream, .. } = snapshot;
+        let key = layout::unique(snapshot.shard, consumer, stream, name.next, name.id);
         let (what, body) = (format!("writing {key}"), snapshot.encode());
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
         loop {
             // Nobody else uses this name: an object with it is from an earlier attempt.
             match worker.store.put_if_absent(&key, vec![body.clone()]).await {
                 Ok(_) => break,
-                Err(error) => worker.readiness.waits(&what, error, Level::Warn),
+                Err(error) => readiness.waits(&what, error, Level::Warn),
             }
             backoff.pause(&*worker.environment).await;
         }
-        worker.readiness.goes_on(&what);
+        readiness.goes_on(&what);
         let mut reached = self.reached();
         reached.snapshots.push_back(name);
         reached.newest = Some(name);
@@ -539,27 +436,21 @@ impl Stage {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_snapshot_is_due_an_interval_after_the_last_one_whoever_wrote_it() {
-        let setting = UniqueSetting {
-            key: vec!["id".into()],
-            window_ms: 8 * 3_600_000,
-        };
-        let due_in = |written_ms: u64, now_ms: u64| {
-            let last = UniqueReference {
-                next: 1,
-                id: Ulid::from_parts(written_ms, 0),
-            };
-            next_snapshot_in(&setting, last, now_ms).as_secs()
-        };
-        assert_eq!(snapshot_interval(&setting).as_secs(), 450);
-        assert_eq!(due_in(1_000_000, 1_000_000), 450);
-        assert_eq!(due_in(1_000_000, 1_400_000), 50);
-        assert_eq!(due_in(1_000_000, 9_000_000), 0);
-        assert_eq!(due_in(9_000_000, 1_000_000), 0, "a clock was ahead");
+/// Reads the snapshots that the next one replaces. The others stay if one of them cannot be read, which is then a matter of the owner
+/// that needs it.
+async fn merged(shard: &Shard, source: &Source, state: &State) -> Vec<UniqueSnapshot> {
+    let reads = state.merges().into_iter();
+    let reads: Vec<_> = reads
+        .map(|name| snapshot(shard, source, state.of(), name))
+        .collect();
+    match future::try_join_all(reads).await {
+        Ok(merged) => merged,
+        Err(lost) => {
+            warn!(
+                shard = shard.claim.shard,
+                "snapshots of keys cannot be merged: {lost}"
+            );
+            Vec::new()
+        }
     }
 }

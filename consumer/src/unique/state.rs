@@ -84,6 +84,14 @@ impl KeyLimit {
         }
     }
 
+    /// A lower limit for work that is not urgent: it leaves a sixteenth of the keys to the batches.
+    pub(crate) fn with_room(&self) -> KeyLimit {
+        KeyLimit {
+            used: self.used.clone(),
+            max: self.max - self.max / 16,
+        }
+    }
+
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }

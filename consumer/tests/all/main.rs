@@ -12,6 +12,7 @@ mod gc_swaps;
 mod growth;
 mod identity;
 mod in_flight;
+mod keeping;
 mod late_parts;
 mod lease;
 mod pages;

@@ -153,6 +153,8 @@ pub(crate) fn start(
         unique_memory: 16 << 10,
         snapshot_keys: world.scenario.snapshot_keys,
         snapshots_named: world.scenario.snapshots_named,
+        snapshot_interval: world.scenario.snapshot_interval,
+        keys_rest: world.scenario.keys_rest,
         ..Config::default()
     };
     let sink = Connection {

@@ -75,6 +75,10 @@ pub(crate) struct Scenario {
     pub(crate) snapshot_keys: u64,
     /// The number of snapshots from which on the next one merges some.
     pub(crate) snapshots_named: usize,
+    /// The shortest and the longest time between two snapshots of a silent stream.
+    pub(crate) snapshot_interval: [Duration; 2],
+    /// The shortest time that the keys of a silent stream stay in memory.
+    pub(crate) keys_rest: Duration,
 }
 
 /// The settings of an owner that decide which rows are sent under which token.
@@ -146,6 +150,8 @@ impl Scenario {
             windows: Vec::new(),
             snapshot_keys: 0,
             snapshots_named: 0,
+            snapshot_interval: [Duration::ZERO; 2],
+            keys_rest: Duration::ZERO,
         }
     }
 
@@ -160,6 +166,9 @@ impl Scenario {
             windows: windows.collect(),
             snapshot_keys: of(rng, &[1, 4, 16, 1_000]),
             snapshots_named: of(rng, &[1, 2, 5, 3_072]),
+            // Streams are silent for seconds.
+            snapshot_interval: of(rng, &[[millis(50), millis(400)], [seconds(60), seconds(3_600)]]),
+            keys_rest: of(rng, &[seconds(0), seconds(2), seconds(600)]),
             ..self
         }
     }

@@ -530,7 +530,7 @@ impl Sink for Table {
     }
 
     fn accepts(&self, stream: &str, _: Encoding) -> bool {
-        stream == STREAM || stream == OTHER
+        stream.starts_with("events.")
     }
 
     fn chunks(
