@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 /// A consumer that drops the repeated events of [`STREAM`].
-pub fn unique(instance: &str) -> Config {
+pub(crate) fn unique(instance: &str) -> Config {
     let setting = UniqueSetting {
         key: vec!["id".into()],
         window_ms: 3_600_000,
@@ -32,7 +32,7 @@ pub fn unique(instance: &str) -> Config {
 }
 
 /// The same with a window of 110 s, after which the keys of a silent stream leave the memory.
-pub fn resting(instance: &str) -> Config {
+pub(crate) fn resting(instance: &str) -> Config {
     let mut config = Config {
         keys_rest: Duration::ZERO,
         ..unique(instance)
@@ -41,12 +41,12 @@ pub fn resting(instance: &str) -> Config {
     config
 }
 
-pub fn rows(numbers: &[u64]) -> BTreeMap<String, u64> {
+pub(crate) fn rows(numbers: &[u64]) -> BTreeMap<String, u64> {
     numbers.iter().map(|row| (format!("row-{row}"), 1)).collect()
 }
 
 /// Waits until nothing below this sequence is kept for the consumer.
-pub async fn needs(log: &Log, sequence: u64) {
+pub(crate) async fn needs(log: &Log, sequence: u64) {
     eventually("the log is not needed any more", async || {
         log.cursor("default")
             .await
@@ -55,7 +55,7 @@ pub async fn needs(log: &Log, sequence: u64) {
     .await;
 }
 
-pub async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
+pub(crate) async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
     consumer.crash().await;
     start(&log.store, unique("next"), table)
 }
