@@ -1327,7 +1327,7 @@ CATCHERS = {
     ],
     "keep-without-patience": [
         keeping(
-            "a_batch_waits_for_a_store_that_hangs_for_its_patience",
+            "a_batch_waits_for_an_attempt_to_store_keys_until_it_is_given_up",
             "never: the batch is acknowledged",
         ),
         keeping(
