@@ -1325,6 +1325,13 @@ CATCHERS = {
             "never: the batch is acknowledged",
         ),
     ],
+    "known-positions-lost": [
+        Catcher(
+            "consumer/tests/all/trimmed.rs",
+            "what_a_swap_without_an_answer_acknowledged_is_not_reported_as_lost",
+            "left: 1",
+        ),
+    ],
     "keep-without-patience": [
         keeping(
             "a_batch_waits_for_an_attempt_to_store_keys_until_it_is_given_up",

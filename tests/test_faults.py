@@ -21,6 +21,10 @@ from harness.process import eventually
 from harness.senders import Senders, found
 from harness.services import Buffer, Millpond, Minio, Versitygw, free_port
 
+# Longer than the consumer waits for an answer of ClickHouse: toxiproxy may lose the end of a
+# connection, and then only this limit ends the request.
+UNANSWERED = 480
+
 
 def _seed() -> int:
     """A failure prints it; MILLPOND_TEST_SEED runs the same schedule again."""
@@ -96,7 +100,9 @@ def test_acknowledged_records_survive_every_fault(own_site):
         acknowledged = [name for load in loads for name in load.acknowledged()]
         assert len(acknowledged) > 1_000, "too few acknowledged records for a meaningful test"
         runs = [f"{number}{producer.name[-1]}" for producer in producers]
-        wait_for_all(acknowledged, site.clickhouse, site.database, *consumers, runs=runs)
+        wait_for_all(
+            acknowledged, site.clickhouse, site.database, *consumers, timeout=UNANSWERED, runs=runs
+        )
         _wait_for_others(site, others, consumers)
         compared += len(acknowledged)
         if shares:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from .process import Process, eventually
-from .services import EmbeddedClickHouse
+from .process import Process, TimedOut, eventually
+from .services import EmbeddedClickHouse, Millpond
 
 LOAD_ID = "millpond.load.id"
 
@@ -50,7 +50,20 @@ def wait_for_all(
             raise AssertionError(f"{len(missing)} of {len(wanted)} missing")
         return True
 
-    eventually(f"acknowledged records in {database}", arrived, timeout, interval=0.5)
+    try:
+        eventually(f"acknowledged records in {database}", arrived, timeout, interval=0.5)
+    except TimedOut:
+        for process in alive:
+            if isinstance(process, Millpond):
+                _show_counts(process)
+        raise
+
+
+def _show_counts(process: Millpond) -> None:
+    """Prints the metrics of a process, which pytest shows with a failure."""
+    counts = [line for line in process.metrics().splitlines() if not line.startswith("#")]
+    shown = [line for line in counts if "_bucket{" not in line and not line.endswith(" 0")]
+    print(f"--- {process.name}", *shown, sep="\n")
 
 
 def assert_exactly_once(

@@ -306,6 +306,10 @@ impl Tenure<'_> {
         let Some(Known { log, .. }) = &self.log else {
             return;
         };
+        // The store may have positions by now that this owner does not know.
+        if self.swapping.is_some() || !self.term.lease.runs() {
+            return;
+        }
         if std::mem::replace(&mut self.trimmed, log.first_sequence) == log.first_sequence {
             return;
         }

@@ -24,6 +24,7 @@ mod routes;
 mod sharing;
 mod start;
 mod support;
+mod trimmed;
 mod unique;
 mod watch;
 mod watch_producer;
