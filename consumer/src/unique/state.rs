@@ -84,7 +84,7 @@ impl KeyLimit {
         }
     }
 
-    /// A lower limit for work that is not urgent: it leaves a sixteenth of the keys to the batches.
+    /// A lower limit for work that is not urgent: it takes none of the last sixteenth. The keys that it has taken count for the batches too.
     pub(crate) fn with_room(&self) -> KeyLimit {
         KeyLimit {
             used: self.used.clone(),
