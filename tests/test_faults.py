@@ -21,8 +21,8 @@ from harness.process import eventually
 from harness.senders import Senders, found
 from harness.services import Buffer, Millpond, Minio, Versitygw, free_port
 
-# Longer than the consumer waits for an answer of ClickHouse: toxiproxy may lose the end of a
-# connection, and then only this limit ends the request.
+# Longer than the consumer waits for an answer of ClickHouse, which a connection whose end gets lost
+# would hold up for that long.
 UNANSWERED = 480
 
 

@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -133,15 +134,14 @@ def _follow(site, clone: Path, tmp_path: Path, environment: dict, servers: Proce
         printed = out.read_text()
         reached_next = (tmp_path / f"{number + 1}.out").exists()
         if code != 0 and not reached_next:
-            _show_logs(clone)
-            pytest.fail(f"{step.where} failed with {code}: {printed} {err.read_text()}")
+            _fail(clone, f"{step.where} failed with {code}: {printed} {err.read_text()}")
         if step.says is not None and not re.fullmatch(_as_pattern(step.says), printed):
-            _show_logs(clone)
-            pytest.fail(f"{step.where} printed: {printed} instead of: {step.says}")
+            _fail(clone, f"{step.where} printed: {printed} instead of: {step.says}")
     assert code == 0
 
 
-def _show_logs(clone: Path) -> None:
-    """Prints how the logs of the tutorial's processes end, which pytest shows with a failure."""
+def _fail(clone: Path, reason: str) -> NoReturn:
+    """Fails, and shows how the logs of the tutorial's processes end."""
     for log in sorted((clone / "tutorial" / "data").glob("*.log")):
         print(f"--- {log.name}\n{log.read_text(errors='replace')[-2_000:]}")
+    pytest.fail(reason)
