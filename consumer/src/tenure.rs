@@ -110,7 +110,7 @@ pub(crate) struct Tenure<'a> {
     trimmed: u64,
     /// The streams whose repeated events are dropped, from their first batch in this term on.
     unique: BTreeMap<String, Line>,
-    /// Those of them that are silent.
+    /// The keys of silent streams on their way to the store.
     keeping: Keeping,
 }
 
@@ -368,7 +368,7 @@ impl<'a> Tenure<'a> {
         }
         let source = Source::new(stream, setting, of, cursor);
         if !self.unique.contains_key(stream) {
-            let line = Line::of(self.shard, cursor, stream)?;
+            let line = Line::new(self.shard, &source);
             self.unique.insert(stream.to_owned(), line);
         }
         Some((self.unique.get_mut(stream)?, source))

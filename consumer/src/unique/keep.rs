@@ -30,7 +30,8 @@ pub(crate) enum Ended {
     MustLoad,
 }
 
-/// The longest time that a stream's next batch waits for its keep, and other streams for theirs, when the store does not answer.
+/// The longest time that an attempt takes, whether the store answers or not. The stream's next batch waits for it, and other streams for
+/// its place.
 const UNCHANGED_PATIENCE: Duration = Duration::from_secs(30);
 const LOADING_PATIENCE: Duration = Duration::from_secs(600);
 
@@ -43,7 +44,10 @@ impl Turn {
         // Whatever it still waits for at its end is no wait of the process any more.
         shard.claim.readiness = shard.claim.readiness.part(name, false);
         let kept = match keep {
-            Keep::Loaded { rests } => self.keep_loaded(&shard, rests).await.map(|()| Ended::Done),
+            Keep::Loaded { rests } => {
+                self.keep_loaded(&shard, rests).await;
+                Ok(Ended::Done)
+            }
             Keep::Unchanged => within(UNCHANGED_PATIENCE, self.keep_unchanged(&shard)).await,
             Keep::Loading => within(LOADING_PATIENCE, self.keep_loading(&shard)).await,
         };
@@ -61,14 +65,14 @@ impl Turn {
         })
     }
 
-    async fn keep_loaded(&mut self, shard: &Shard, rests: bool) -> Result<(), String> {
+    async fn keep_loaded(&mut self, shard: &Shard, rests: bool) {
         if !rests {
             self.has_memory();
         }
         let stage = self.stage.clone();
         let mut kept = stage.state.lock().await;
         let Some(mut before) = kept.take() else {
-            return Ok(());
+            return;
         };
         before.state.pass(self.plan.low);
         let due_at = std::mem::take(&mut before.due_at);
@@ -84,7 +88,6 @@ impl Turn {
             });
         }
         stage.count_keys();
-        Ok(())
     }
 
     /// Stores the snapshot of the state before `next` without loading a key, if the log has no part of the stream between the last
@@ -130,6 +133,6 @@ async fn within(
 ) -> Result<Ended, String> {
     match timeout(patience, keeping).await {
         Ok(kept) => kept.map_err(|lost| lost.to_string()),
-        Err(_) => Err(format!("the store has not answered for {} s", patience.as_secs())),
+        Err(_) => Err(format!("it took longer than {} s", patience.as_secs())),
     }
 }

@@ -107,18 +107,17 @@ impl Handover {
 }
 
 impl Line {
-    /// The line of a stream, if its repeated events are dropped.
-    pub(crate) fn of(shard: &Shard, cursor: &Cursor, stream: &str) -> Option<Line> {
-        let (setting, of) = cursor.deduplicates(stream)?;
+    /// The line of a stream whose repeated events are dropped.
+    pub(crate) fn new(shard: &Shard, source: &Source) -> Line {
         let reached = Reached {
-            newest: of.snapshot,
+            newest: source.of.snapshot,
             ..Reached::default()
         };
-        Some(Line {
+        Line {
             stage: Arc::new(Stage {
                 shard: shard.clone(),
-                stream: stream.to_owned(),
-                setting: setting.clone(),
+                stream: source.stream.clone(),
+                setting: source.setting.clone(),
                 state: tokio::sync::Mutex::default(),
                 loaded: AtomicBool::new(false),
                 reached: Mutex::new(reached),
@@ -126,7 +125,7 @@ impl Line {
             memory: None,
             decision: None,
             silent_since: shard.claim.environment.uptime(),
-        })
+        }
     }
 
     /// Returns true if the keys are in memory.

@@ -3,7 +3,7 @@
 use crate::support::{
     Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, eventually, metric_sum, start,
 };
-use crate::unique::{needs, resting, rows, unique};
+use crate::unique::{needs, resting, rows, snapshots, unique};
 use millpond_consumer::{ConsumeError, Consumer};
 use millpond_manifest::layout;
 use millpond_storage::Store;
@@ -21,13 +21,6 @@ const OFTEN: usize = 1_000;
 async fn needs_of(log: &Log, stream: &str) -> u64 {
     let cursor = log.cursor("default").await.unwrap();
     cursor.deduplicates(stream).unwrap().1.needs()
-}
-
-async fn snapshots(log: &Log) -> Vec<String> {
-    let listed = log.store.list(&layout::consumers(0)).await.unwrap();
-    let keys = listed.into_iter().map(|found| found.key);
-    keys.filter(|key| layout::parse_unique(0, key).is_some())
-        .collect()
 }
 
 /// The last snapshot of [`STREAM`] is at sequence 1, and a successor over an unreliable store has the position 2.

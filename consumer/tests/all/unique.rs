@@ -55,7 +55,15 @@ pub(crate) async fn needs(log: &Log, sequence: u64) {
     .await;
 }
 
-pub(crate) async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
+/// The keys of all snapshots in the store.
+pub(crate) async fn snapshots(log: &Log) -> Vec<String> {
+    let listed = log.store.list(&layout::consumers(0)).await.unwrap();
+    let keys = listed.into_iter().map(|found| found.key);
+    keys.filter(|key| layout::parse_unique(0, key).is_some())
+        .collect()
+}
+
+async fn restart(consumer: Running, log: &Log, table: &Arc<Table>) -> Running {
     consumer.crash().await;
     start(&log.store, unique("next"), table)
 }
@@ -299,12 +307,10 @@ async fn a_silent_stream_with_a_damaged_snapshot_does_not_end_the_owner() {
     let table = Table::open("table");
     let consumer = successor_without_room(&mut log, &table).await;
     consumer.crash().await;
-    for found in log.store.list(&layout::consumers(0)).await.unwrap() {
-        if layout::parse_unique(0, &found.key).is_some() {
-            log.store.delete(&found.key).await.unwrap();
-            let damaged = vec!["damaged".into()];
-            log.store.put_if_absent(&found.key, damaged).await.unwrap();
-        }
+    for snapshot in snapshots(&log).await {
+        log.store.delete(&snapshot).await.unwrap();
+        let damaged = vec!["damaged".into()];
+        log.store.put_if_absent(&snapshot, damaged).await.unwrap();
     }
     let consumer = start(&log.store, unique("next"), &table);
     for round in 3..=4 {
