@@ -155,9 +155,10 @@ async fn an_error_that_is_not_retryable_is_not_retried() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_not_there_is_an_error_in_the_report() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = free.local_addr().expect("an address");
-    drop(free);
+    // Nobody listens at a port that is taken and no more than that.
+    let taken = tokio::net::TcpSocket::new_v4().expect("a socket");
+    taken.bind(([127, 0, 0, 1], 0).into()).expect("a free port");
+    let address = taken.local_addr().expect("an address");
     let report = run(LoadConfig {
         records: Some(10),
         records_per_request: 10,

@@ -3,6 +3,8 @@ package millpondexporter
 import (
 	"bytes"
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -315,9 +317,22 @@ func TestAnExporterWithAPortLeads(t *testing.T) {
 	require.NoError(t, logs.Shutdown(t.Context()))
 }
 
+// listenBelowEphemeral listens on a port that the system gives to no outgoing connection (Linux: from 32768 on). One of
+// these could take the port while a test has it closed.
+func listenBelowEphemeral(t *testing.T) net.Listener {
+	t.Helper()
+	for _, offset := range rand.Perm(32_768 - 10_240) {
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_240+offset))
+		if err == nil {
+			return listener
+		}
+	}
+	t.Fatal("no port is free")
+	return nil
+}
+
 func TestAPortIsFreeAfterTheShutdownAndAfterAFailedStart(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	listener := listenBelowEphemeral(t)
 	start := func(directory string) (exporter.Logs, error) {
 		config, _ := direct(t)
 		if directory != "" {

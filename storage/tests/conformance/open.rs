@@ -52,10 +52,10 @@ async fn an_endpoint_elsewhere_without_tls_must_be_allowed() {
 
 #[tokio::test]
 async fn a_server_out_of_reach_is_a_transient_error() {
-    // A port that was free a moment ago: nothing listens there.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
-    let endpoint = format!("http://{}", free.local_addr().expect("address"));
-    drop(free);
+    // Nobody listens at a port that is taken and no more than that.
+    let taken = tokio::net::TcpSocket::new_v4().expect("a socket");
+    taken.bind(([127, 0, 0, 1], 0).into()).expect("bind");
+    let endpoint = format!("http://{}", taken.local_addr().expect("address"));
     let options = StoreOptions {
         endpoint: Some(endpoint),
         ..minio_like()

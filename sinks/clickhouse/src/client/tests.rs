@@ -130,9 +130,10 @@ async fn a_redirect_is_not_followed() {
 
 #[tokio::test]
 async fn an_error_shows_neither_url_nor_token() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
+    // Nobody listens at a port that is taken and no more than that.
+    let taken = tokio::net::TcpSocket::new_v4().unwrap();
+    taken.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let url = format!("http://{}", taken.local_addr().unwrap());
     let client = Client::new(&Config::default(), &url)
         .unwrap()
         .with_setting("role", "hidden");

@@ -140,8 +140,15 @@ impl Drop for Server {
     }
 }
 
+/// Below the ports that the system gives to outgoing connections (from 32768 on Linux): one of these could take the port before the server
+/// listens.
 fn free_ports() -> [u16; 2] {
-    let listeners = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let begin = 10_240 + (std::process::id() % 20_000) as u16;
+    let mut free = (begin..32_768).chain(10_240..begin);
+    let listeners = [(); 2].map(|()| {
+        free.find_map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).ok())
+            .expect("a free port")
+    });
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
