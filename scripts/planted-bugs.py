@@ -247,6 +247,11 @@ def keys(test, says):
     return Catcher("consumer/src/lib.rs", f"unique::state::tests::{test}", says)
 
 
+def key_limit(test, says):
+    """The number of keys in memory."""
+    return Catcher("consumer/src/lib.rs", f"unique::limit::tests::{test}", says)
+
+
 def between_producers(says):
     """Random faults of the requests between producers, and of the store."""
     test = "no_record_is_lost_or_twice_whatever_happens_to_requests"
@@ -1339,13 +1344,13 @@ CATCHERS = {
         ),
         keeping(
             "keys_that_the_store_does_not_answer_for_let_those_of_other_streams_through",
-            r"\[0, 1, 2\]",
+            r"\[0, 1, 2, 3\]",
         ),
     ],
     "due-by-name": [
         keeping(
             "keys_that_the_store_does_not_answer_for_let_those_of_other_streams_through",
-            r"\[0, 1, 2\]",
+            r"\[0, 1, 2, 3\]",
         ),
     ],
     "keep-waits-on": [
@@ -1358,7 +1363,29 @@ CATCHERS = {
         keeping("keys_that_are_loaded_to_be_stored_leave_the_memory_at_once", "left: 3"),
     ],
     "keeping-takes-all-keys": [
-        keys("work_that_is_not_urgent_leaves_keys_to_the_batches", r"max: 32"),
+        key_limit("work_that_is_not_urgent_leaves_keys_to_the_batches", r"max: 32"),
+    ],
+    "spare-keys-count-for-batches": [
+        key_limit("batches_have_all_keys_whatever_else_has_some", r"max: 32"),
+        keeping(
+            "keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys",
+            "never: the batch is acknowledged",
+        ),
+    ],
+    "spare-keys-stay": [
+        key_limit("batches_have_all_keys_whatever_else_has_some", "assertion failed: crowded"),
+        keeping("keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys", "left: 45"),
+    ],
+    "no-room-repeats": [
+        keeping("keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys", r"\d+ requests in an hour"),
+    ],
+    "keep-with-backlog": [
+        keeping("the_keys_of_a_stream_whose_batches_wait_are_not_stored", r"left: \["),
+    ],
+    "patience-for-all": [
+        keeping(
+            "an_attempt_to_store_keys_goes_on_as_long_as_the_store_gives_something", r"left: \d+"
+        ),
     ],
     "unchanged-without-last": [
         unique(

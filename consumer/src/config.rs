@@ -185,6 +185,12 @@ impl Config {
                 all / 4 * 3
             ));
         }
+        let [min, max] = self.snapshot_interval;
+        if min.is_zero() || min > max {
+            return Err(format!(
+                "the time between two snapshots of keys is {min:?} to {max:?}: the first must be positive and not longer than the second"
+            ));
+        }
         Ok(())
     }
 
@@ -212,6 +218,33 @@ impl Config {
             max_in_flight: self.max_in_flight,
             sink: sink.to_owned(),
             schema_version,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millpond_manifest::UniqueSetting;
+
+    #[test]
+    fn the_time_between_two_snapshots_of_keys_is_positive_and_in_order() {
+        let of = |min: u64, max: u64| {
+            let setting = UniqueSetting {
+                key: vec!["id".into()],
+                window_ms: 3_600_000,
+            };
+            let config = Config {
+                unique: [("events".to_owned(), setting)].into(),
+                snapshot_interval: [min, max].map(Duration::from_secs),
+                ..Config::default()
+            };
+            config.check_unique()
+        };
+        assert_eq!(of(1, 1), Ok(()));
+        for (min, max) in [(0, 1), (2, 1)] {
+            let error = of(min, max).unwrap_err();
+            assert!(error.contains(&format!("is {min}")), "{error}");
         }
     }
 }

@@ -30,6 +30,8 @@ struct Held {
     /// When it is to need less, by the environment's uptime.
     due_at: Duration,
     must_load: bool,
+    /// The number of attempts for which there was no room.
+    crowded: u32,
 }
 
 /// A stream whose keys are to be stored, or to leave the memory.
@@ -113,6 +115,7 @@ impl Tenure<'_> {
                     needs,
                     due_at: now + due_in,
                     must_load: false,
+                    crowded: 0,
                 };
                 self.keeping.held.insert(stream.clone(), held);
             }
@@ -129,7 +132,9 @@ impl Tenure<'_> {
             let mut streams = known.log.streams.iter();
             let stores = needs < position.next
                 && now >= held.due_at
-                && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding));
+                && streams.any(|found| found.name == *stream && worker.takes(stream, found.encoding))
+                // The next batch loads them anyhow, and must not wait for this.
+                && (is_loaded || !has_parts(&known.log, stream, position.next));
             if stores || rests {
                 let keep = match (is_loaded, held.must_load) {
                     (true, _) => Keep::Loaded { rests },
@@ -147,7 +152,7 @@ impl Tenure<'_> {
         all
     }
 
-    /// The next attempt is an interval later, unless it is another kind of attempt.
+    /// Sets the time of the next attempt.
     pub(super) fn kept(&mut self, stream: &str, ended: Ended) {
         self.keeping.running.remove(stream);
         let now = self.shard.claim.environment.uptime();
@@ -159,15 +164,27 @@ impl Tenure<'_> {
         let times = &self.shard.worker.key_times;
         if let Some((held, setting)) = self.keeping.held.get_mut(stream).zip(setting) {
             held.must_load = ended == Ended::MustLoad;
-            if !held.must_load {
-                held.due_at = now + times.interval(setting);
-            }
+            let pause = match ended {
+                Ended::Done => times.interval(setting),
+                Ended::MustLoad => return,
+                Ended::Failed => times.after_failure(setting),
+                Ended::NoRoom => {
+                    held.crowded += 1;
+                    times.without_room(setting, held.crowded)
+                }
+            };
+            held.due_at = now + pause;
         }
     }
 }
 
 /// Returns true if the log may have a part of the stream from this sequence on.
 fn has_more(log: &Log, stream: &str, next: u64) -> bool {
+    has_parts(log, stream, next) || log.missing(next).is_some()
+}
+
+/// Returns true if what is known of the log has a part of the stream from this sequence on.
+fn has_parts(log: &Log, stream: &str, next: u64) -> bool {
     let index = log.stream_index(stream);
-    index.is_some_and(|index| log.parts(index, next).next().is_some()) || log.missing(next).is_some()
+    index.is_some_and(|index| log.parts(index, next).next().is_some())
 }

@@ -1,13 +1,16 @@
 //! Stores the keys of silent streams, so that their last snapshot does not hold back the log of all streams. Decides about no row.
 
+use super::limit::KeyLimit;
 use super::restore::{has_parts, restore, snapshot};
 use super::stage::{Kept, Turn};
 use super::state::unchanged;
 use crate::error::ConsumeError;
 use crate::shard::Shard;
+use millpond_runtime::Readiness;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::time::timeout;
+use tokio::time::timeout_at;
 use tracing::warn;
 
 /// How the keys of a stream are stored.
@@ -24,45 +27,95 @@ pub(crate) enum Keep {
 /// How a keep ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// The keys are stored, or this attempt has failed.
+    /// The keys are stored, or need not be.
     Done,
     /// The last snapshot cannot be repeated.
     MustLoad,
+    /// The attempt has failed.
+    Failed,
+    /// Other streams need the memory that the keys would take.
+    NoRoom,
 }
 
-/// The longest time that an attempt takes, whether the store answers or not. The stream's next batch waits for it, and other streams for
-/// its place.
-const UNCHANGED_PATIENCE: Duration = Duration::from_secs(30);
-const LOADING_PATIENCE: Duration = Duration::from_secs(600);
+/// The longest time for which an attempt gets nothing from the store. The stream's next batch waits for it, and other streams for its place.
+/// It is longer than the time after which a request is repeated.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// The waits of an attempt, which are no waits of the process once it has ended.
+struct Waits(Readiness);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        self.0.forget();
+    }
+}
 
 impl Turn {
     /// Stores the keys before this turn's sequence instead of deciding about a batch. The line has no turn before it.
     pub(crate) async fn keep(mut self, keep: Keep) -> Ended {
         let mut shard = self.stage.shard.clone();
-        let (number, stream) = (shard.claim.shard, &self.stage.stream);
+        let (number, stream) = (shard.claim.shard, self.stage.stream.clone());
         let name = format!("storing the keys of {stream} in shard {number}");
-        // Whatever it still waits for at its end is no wait of the process any more.
         shard.claim.readiness = shard.claim.readiness.part(name, false);
+        let waits = Waits(shard.claim.readiness.clone());
+        self.source.progress.goes_on();
         let kept = match keep {
             Keep::Loaded { rests } => {
                 self.keep_loaded(&shard, rests).await;
                 Ok(Ended::Done)
             }
-            Keep::Unchanged => within(UNCHANGED_PATIENCE, self.keep_unchanged(&shard)).await,
-            Keep::Loading => within(LOADING_PATIENCE, self.keep_loading(&shard)).await,
+            Keep::Unchanged => self.patiently(self.keep_unchanged(&shard)).await,
+            Keep::Loading => {
+                let limit = shard.worker.keys.spare();
+                tokio::select! {
+                    biased;
+                    () = limit.crowded() => Ok(Ended::NoRoom),
+                    kept = self.patiently(self.keep_loading(&shard, &limit)) => kept,
+                }
+            }
         };
-        shard.claim.readiness.forget();
+        drop(waits);
+        self.stage.count_keys();
         // The next batch may have to load the keys, so it must not ask for memory earlier.
         self.has_memory();
         self.has_decided();
-        kept.unwrap_or_else(|lost| {
-            // Only the next batch of the stream needs the keys, and it will tell.
-            warn!(
-                shard = number,
-                "the keys of a silent stream cannot be stored: {lost}"
-            );
-            Ended::Done
-        })
+        // Only the next batch of the stream needs the keys, and it will tell.
+        match kept {
+            Ok(Ended::NoRoom) => {
+                warn!(
+                    shard = number,
+                    "the keys of the silent stream {stream} are not stored, and the log is kept for them: --unique-memory has no room to load them beside the keys of other streams"
+                );
+                Ended::NoRoom
+            }
+            Ok(ended) => ended,
+            Err(reason) => {
+                warn!(
+                    shard = number,
+                    "the keys of the silent stream {stream} are not stored, and the log is kept for them: {reason}"
+                );
+                Ended::Failed
+            }
+        }
+    }
+
+    /// Gives up when the store gives nothing for too long.
+    async fn patiently(
+        &self,
+        keeping: impl Future<Output = Result<Ended, ConsumeError>>,
+    ) -> Result<Ended, String> {
+        let mut keeping = pin!(keeping);
+        loop {
+            let last = self.source.progress.last();
+            match timeout_at(last + PATIENCE, &mut keeping).await {
+                Ok(Err(ConsumeError::UniqueMemory { .. })) => return Ok(Ended::NoRoom),
+                Ok(kept) => return kept.map_err(|lost| lost.to_string()),
+                Err(_) if self.source.progress.last() > last => {}
+                Err(_) => {
+                    return Err(format!("the store gave nothing new for {} s", PATIENCE.as_secs()));
+                }
+            }
+        }
     }
 
     async fn keep_loaded(&mut self, shard: &Shard, rests: bool) {
@@ -87,7 +140,6 @@ impl Turn {
                 ..stored
             });
         }
-        stage.count_keys();
     }
 
     /// Stores the snapshot of the state before `next` without loading a key, if the log has no part of the stream between the last
@@ -112,27 +164,21 @@ impl Turn {
     }
 
     /// Loads the keys, stores them and drops them again.
-    async fn keep_loading(&self, shard: &Shard) -> Result<Ended, ConsumeError> {
+    async fn keep_loading(&self, shard: &Shard, limit: &KeyLimit) -> Result<Ended, ConsumeError> {
         let newest = self.stage.reached().newest;
-        let limit = shard.worker.keys.with_room();
-        let (state, raw_bytes) = restore(shard, &self.source, newest, limit, self.plan.low).await?;
+        let (state, raw_bytes) = restore(shard, &self.source, newest, limit.clone(), self.plan.low).await?;
         let loaded = Kept {
             state,
             due_at: Duration::ZERO,
             raw_bytes,
         };
-        drop(self.stage.store(shard, &self.source, loaded).await);
-        self.stage.count_keys();
-        Ok(Ended::Done)
-    }
-}
-
-async fn within(
-    patience: Duration,
-    keeping: impl Future<Output = Result<Ended, ConsumeError>>,
-) -> Result<Ended, String> {
-    match timeout(patience, keeping).await {
-        Ok(kept) => kept.map_err(|lost| lost.to_string()),
-        Err(_) => Err(format!("it took longer than {} s", patience.as_secs())),
+        let stored = self.stage.store(shard, &self.source, loaded).await;
+        let ended = match stored.state.is_stored() {
+            true => Ended::Done,
+            // The warning about its snapshots says why.
+            false => Ended::Failed,
+        };
+        drop(stored);
+        Ok(ended)
     }
 }

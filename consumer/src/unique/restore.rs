@@ -1,7 +1,8 @@
 //! Puts the state of a stream together again: the snapshots that the cursor names, and the keys of the log after them.
 
 use super::keys::{PartKeys, ROW_BYTES};
-use super::state::{KeyLimit, Of, State, TooManyKeys};
+use super::limit::{KeyLimit, TooManyKeys};
+use super::state::{Of, State};
 use crate::error::ConsumeError;
 use crate::reading::{BEHIND_WAIT, NOT_YET, read_patiently};
 use crate::shard::{PageRead, Shard};
@@ -14,6 +15,7 @@ use millpond_manifest::{Cursor, Log, PageReference, UniqueReference, UniqueSetti
 use millpond_runtime::{Backoff, Level, Reservation, blocking};
 use millpond_segment::Encoding;
 use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
@@ -37,6 +39,25 @@ pub(crate) struct Source {
     pub(crate) next: u64,
     /// The newest segment that the consumer has seen.
     pub(crate) seen: Option<Seen>,
+    pub(super) progress: Progress,
+}
+
+/// When the store last gave something of a state that is put together. Clones share it.
+#[derive(Debug, Clone)]
+pub(super) struct Progress(Arc<Mutex<Instant>>);
+
+impl Progress {
+    fn new() -> Progress {
+        Progress(Arc::new(Mutex::new(Instant::now())))
+    }
+
+    pub(super) fn last(&self) -> Instant {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn goes_on(&self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
 }
 
 impl Source {
@@ -49,6 +70,7 @@ impl Source {
             skipped: skipped.map(|skip| skip.sequence).collect(),
             next: cursor.hindmost(),
             seen: cursor.seen,
+            progress: Progress::new(),
         }
     }
 
@@ -173,6 +195,7 @@ pub(super) async fn snapshot(
             format!("{key} belongs to another consumer or setting: restore it"),
         ));
     }
+    source.progress.goes_on();
     Ok(found)
 }
 
@@ -189,6 +212,7 @@ async fn read_log_to(shard: &Shard, source: &Source, to: u64) -> Result<Log, Con
         if let Some(found) = found.filter(|_| reached >= to) {
             let mut log = Log::new(found.state);
             if is_read(shard, source, &mut log).await? {
+                source.progress.goes_on();
                 shard.claim.readiness.goes_on(&what);
                 return Ok(log);
             }
@@ -216,6 +240,7 @@ async fn is_read(shard: &Shard, source: &Source, log: &mut Log) -> Result<bool, 
             // The log that was read begins later by now.
             return Ok(false);
         }
+        source.progress.goes_on();
     }
 }
 
@@ -274,6 +299,7 @@ impl<'a> Pieces<'a> {
         {
             return Err(self.source.trimmed(self.shard, self.at, first));
         }
+        self.source.progress.goes_on();
         Ok(Some(self.log.horizon(self.at).min(self.to)))
     }
 
@@ -373,6 +399,7 @@ async fn keys(
     let part = worker
         .fetch(shard.claim.shard, wanted, None, &shard.claim.readiness)
         .await?;
+    source.progress.goes_on();
     let batch = Batch {
         id: BatchId {
             buffer_id: shard.claim.buffer_id,

@@ -6,11 +6,11 @@ mod table;
 mod tests;
 
 use super::keys::{PartKeys, RowKey, lower_median};
+use super::limit::{KeyLimit, TooManyKeys};
 use millpond_manifest::unique::{EARLIER_MAX, EarlierSnapshot, RECENT_MAX};
 use millpond_manifest::{UniqueReference, UniqueSetting, UniqueSnapshot};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use table::{Look, Table};
 use uuid::Uuid;
 
@@ -60,52 +60,6 @@ impl Dropped {
     /// Returns true if no record is dropped.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
-    }
-}
-
-/// The number of keys that all streams of a process may remember. Clones share one count.
-#[derive(Debug, Clone)]
-pub(crate) struct KeyLimit {
-    used: Arc<AtomicU64>,
-    max: u64,
-}
-
-/// More keys than the limit allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TooManyKeys {
-    pub(crate) max: u64,
-}
-
-impl KeyLimit {
-    pub(crate) fn new(max: u64) -> KeyLimit {
-        KeyLimit {
-            used: Arc::default(),
-            max,
-        }
-    }
-
-    /// A lower limit for work that is not urgent: it takes none of the last sixteenth. The keys that it has taken count for the batches too.
-    pub(crate) fn with_room(&self) -> KeyLimit {
-        KeyLimit {
-            used: self.used.clone(),
-            max: self.max - self.max / 16,
-        }
-    }
-
-    pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    fn take(&self) -> Result<(), TooManyKeys> {
-        if self.used.fetch_add(1, Ordering::Relaxed) < self.max {
-            return Ok(());
-        }
-        self.used.fetch_sub(1, Ordering::Relaxed);
-        Err(TooManyKeys { max: self.max })
-    }
-
-    fn give_back(&self, keys: u64) {
-        self.used.fetch_sub(keys, Ordering::Relaxed);
     }
 }
 

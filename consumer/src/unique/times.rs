@@ -6,6 +6,9 @@ use std::time::Duration;
 /// A snapshot has this share of all keys at least, and of the window, unless it has many keys.
 pub(super) const SHARE: u32 = 64;
 
+/// The longest time until a failed attempt to store the keys of a silent stream is repeated.
+const RETRY: Duration = Duration::from_secs(300);
+
 /// The times of a consumer, besides those of each setting.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
@@ -20,6 +23,17 @@ impl Times {
     pub(crate) fn interval(&self, setting: &UniqueSetting) -> Duration {
         let [min, max] = self.interval;
         (Duration::from_millis(setting.window_ms) / SHARE).clamp(min, max)
+    }
+
+    /// The time from a failed attempt to store the keys of a silent stream to the next.
+    pub(crate) fn after_failure(&self, setting: &UniqueSetting) -> Duration {
+        self.interval(setting).min(RETRY)
+    }
+
+    /// The time from such an attempt without room for the keys to the next, after so many of them. Each may have loaded many keys.
+    pub(crate) fn without_room(&self, setting: &UniqueSetting, attempts: u32) -> Duration {
+        let doubled = self.interval(setting).saturating_mul(1 << attempts.min(16));
+        doubled.min(self.interval[1])
     }
 
     /// The time until the next snapshot is due after a restart. Restarts do not delay it, and neither does a clock that was ahead when
@@ -64,6 +78,18 @@ mod tests {
         assert_eq!(due_in(1_000_000, 1_400_000), 50);
         assert_eq!(due_in(1_000_000, 9_000_000), 0);
         assert_eq!(due_in(9_000_000, 1_000_000), 0, "a clock was ahead");
+    }
+
+    #[test]
+    fn attempts_without_room_become_rare() {
+        let times = Config::default().key_times();
+        let setting = UniqueSetting {
+            key: vec!["id".into()],
+            window_ms: 8 * 3_600_000,
+        };
+        let pauses = [1, 2, 6, 100].map(|attempts| times.without_room(&setting, attempts).as_secs());
+        assert_eq!(pauses, [900, 1_800, 14_400, 14_400]);
+        assert_eq!(times.after_failure(&setting).as_secs(), 300);
     }
 
     #[test]

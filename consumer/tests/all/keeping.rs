@@ -4,13 +4,15 @@ use crate::support::{
     Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, eventually, metric_sum, start,
 };
 use crate::unique::{needs, resting, rows, snapshots, unique};
-use millpond_consumer::{ConsumeError, Consumer};
+use millpond_consumer::unique::BYTES_PER_KEY;
+use millpond_consumer::{Config, ConsumeError, Consumer};
 use millpond_manifest::layout;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Controls, Fault, Faults, On};
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -92,7 +94,7 @@ async fn a_wait_for_the_store_ends_with_the_attempt_to_store_keys() {
 
 #[tokio::test(start_paused = true)]
 async fn keys_that_the_store_does_not_answer_for_let_those_of_other_streams_through() {
-    let streams = ["events.a", "events.b", "events.c"];
+    let streams = ["events.a", "events.b", "events.c", "events.d"];
     let of = |instance| {
         let mut config = unique(instance);
         let setting = config.unique[STREAM].clone();
@@ -115,13 +117,13 @@ async fn keys_that_the_store_does_not_answer_for_let_those_of_other_streams_thro
 
     // No snapshot has the keys, so they are loaded, those of one stream at a time.
     let (store, network) = log.store.behind(Faults::default());
-    for segment in &segments[..2] {
+    for segment in &segments[..3] {
         for _ in 0..OFTEN {
             network.once(On::Get, segment, Fault::Denied);
         }
     }
     let consumer = start(&store, of("next"), &table);
-    for sequence in 4..30 {
+    for sequence in 5..30 {
         log.commit_to(OTHER, &[1]).await;
         acknowledged_in(&log, OTHER, sequence).await;
         sleep(Duration::from_secs(60)).await;
@@ -130,8 +132,8 @@ async fn keys_that_the_store_does_not_answer_for_let_those_of_other_streams_thro
     for stream in streams {
         needed.push(needs_of(&log, stream).await);
     }
-    assert_eq!(needed[..2], [0, 1], "nothing answers");
-    assert!(needed[2] > 3, "{needed:?}");
+    assert_eq!(needed[..3], [0, 1, 2], "nothing answers");
+    assert!(needed[3] > 4, "{needed:?}");
     consumer.stop().await.unwrap();
 }
 
@@ -161,6 +163,133 @@ async fn keys_that_are_loaded_to_be_stored_leave_the_memory_at_once() {
     shutdown.cancel();
     running.await.unwrap().unwrap();
     assert_eq!(table.rows(), rows(&[0, 1, 2, 3]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_to_store_keys_goes_on_as_long_as_the_store_gives_something() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    let consumer = start(&log.store, unique("a"), &table);
+    log.commit_to(STREAM, &[2]).await;
+    acknowledged_in(&log, STREAM, 1).await;
+    sleep(Duration::from_secs(61)).await;
+    needs(&log, 1).await;
+    log.commit_to(OTHER, &[1; 24]).await;
+    acknowledged_in(&log, OTHER, 25).await;
+    consumer.crash().await;
+    log.seal(2).await;
+    sleep(Duration::from_secs(60)).await;
+
+    // Twelve pages, each of which takes ten seconds: two minutes.
+    let (store, network) = log.store.behind(Faults::default());
+    for place in 0..12 {
+        let page = log.page_key(place).await;
+        for _ in 0..8 {
+            network.once(On::Get, &page, Fault::Denied);
+        }
+    }
+    let consumer = start(&store, unique("next"), &table);
+    sleep(Duration::from_secs(240)).await;
+    assert_eq!(network.unused(), 0);
+    assert_eq!(needs_of(&log, STREAM).await, 25);
+    consumer.stop().await.unwrap();
+}
+
+/// A consumer that remembers 32 keys of both streams. Those of [`STREAM`] are being loaded, and 20 of its 21 keys are.
+async fn loading_in_little_memory(log: &mut Log, table: &Arc<Table>) -> (Loading, Controls) {
+    let of = |instance| {
+        let mut config = unique(instance);
+        let setting = config.unique[STREAM].clone();
+        config.unique.insert(OTHER.to_owned(), setting);
+        config.unique_memory = 32 * BYTES_PER_KEY;
+        config.poll_interval = Duration::from_secs(1);
+        config
+    };
+    let consumer = start(&log.store, of("a"), table);
+    log.commit_to(STREAM, &[20, 1]).await;
+    acknowledged_in(log, STREAM, 2).await;
+    consumer.crash().await;
+    let (store, network) = log.store.behind(Faults::default());
+    let listed = log.store.list(&layout::segments(0)).await.unwrap();
+    for _ in 0..OFTEN {
+        network.once(On::Get, &listed[1].key, Fault::Denied);
+    }
+    let mut registry = Registry::default();
+    let consumer = Consumer::new(store, of("next"), table.clone(), &mut registry).unwrap();
+    let consumer = consumer.with_environment(Arc::new(Machine::new()));
+    let shutdown = CancellationToken::new();
+    let task = tokio::spawn(consumer.run(shutdown.clone()));
+    // The last stream to be read moves the position.
+    log.commit_to(OTHER, &[1]).await;
+    acknowledged_in(log, OTHER, 3).await;
+    eventually("the keys are being loaded", async || network.unused() < OFTEN).await;
+    let loading = Loading {
+        registry,
+        shutdown,
+        task,
+    };
+    (loading, network)
+}
+
+struct Loading {
+    registry: Registry,
+    shutdown: CancellationToken,
+    task: JoinHandle<Result<(), ConsumeError>>,
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys() {
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::open("table");
+    table.repeat_after(1_000);
+    let (consumer, network) = loading_in_little_memory(&mut log, &table).await;
+    // With the 20 keys and the one before them, these are too many.
+    log.commit_to(OTHER, &[24]).await;
+    acknowledged_in(&log, OTHER, 4).await;
+    assert_eq!(
+        metric_sum(&consumer.registry, "millpond_consumer_unique_keys "),
+        25
+    );
+    assert_eq!(needs_of(&log, STREAM).await, 0);
+    // There is no room for the next attempts. They become rare.
+    let before = network.unused();
+    sleep(Duration::from_secs(3_600)).await;
+    let attempts = before - network.unused();
+    assert!(attempts < 20, "{attempts} requests in an hour");
+    consumer.shutdown.cancel();
+    consumer.task.await.unwrap().unwrap();
+    assert_eq!(table.rows(), log.rows());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_keys_of_a_stream_whose_batches_wait_are_not_stored() {
+    let of = |instance| Config {
+        writers: 1,
+        ..unique(instance)
+    };
+    let mut log = Log::new(Store::memory()).await;
+    let table = Table::shut("table");
+    table.let_through(2);
+    // The stream that comes first in the log has the writer first. No batch is planned ahead, because several segments come at a time.
+    for stream in [OTHER, STREAM, OTHER] {
+        log.commit_to(stream, &[1]).await;
+    }
+    let consumer = start(&log.store, of("a"), &table);
+    acknowledged_in(&log, OTHER, 3).await;
+    acknowledged_in(&log, STREAM, 3).await;
+    consumer.crash().await;
+
+    // The batch of the other stream holds it up.
+    log.commit_to(OTHER, &[1]).await;
+    log.commit_to(STREAM, &[1]).await;
+    let consumer = start(&log.store, of("next"), &table);
+    eventually("the table is asked", async || table.hanging() > 0).await;
+    sleep(Duration::from_secs(300)).await;
+    assert_eq!(snapshots(&log).await, Vec::<String>::new());
+    table.let_through(OFTEN);
+    acknowledged_in(&log, STREAM, 5).await;
+    consumer.stop().await.unwrap();
+    assert_eq!(table.rows(), log.rows());
 }
 
 #[tokio::test(start_paused = true)]

@@ -562,13 +562,3 @@ fn snapshots_with_many_keys_are_merged_two_at_a_time() {
     let merges: Vec<u64> = state.merges().iter().map(|name| name.next).collect();
     assert_eq!(merges, [2_001, 2_002], "two of the smallest");
 }
-
-#[test]
-fn work_that_is_not_urgent_leaves_keys_to_the_batches() {
-    let limit = KeyLimit::new(32);
-    let keys: Vec<_> = (0..40).map(|key| (key, 0)).collect();
-    let mut loaded = State::new(of(), Some(0), limit.with_room(), NAMED, SECRET);
-    assert_eq!(loaded.part(&part(0, &keys)), Err(TooManyKeys { max: 30 }));
-    let mut batches = State::new(of(), Some(0), limit, NAMED, SECRET);
-    batches.part(&part(0, &keys[..2])).unwrap();
-}
