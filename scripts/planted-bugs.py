@@ -1337,6 +1337,13 @@ CATCHERS = {
             "left: 1",
         ),
     ],
+    "taken-and-left": [
+        Catcher(
+            "consumer/tests/all/lease.rs",
+            "a_consumer_that_is_stopped_while_it_takes_the_cursor_gives_it_back",
+            "never: the batch is acknowledged",
+        ),
+    ],
     "keep-without-patience": [
         keeping(
             "a_batch_waits_for_an_attempt_to_store_keys_until_it_is_given_up",

@@ -9,6 +9,7 @@ use millpond_manifest::cas::{self, Snapshot, Swap};
 use millpond_manifest::cursor::{HeldByAnother, Opened, Opening};
 use millpond_runtime::{Backoff, Level};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -54,12 +55,14 @@ pub(crate) struct Beginning {
 }
 
 impl Claim {
-    /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed.
+    /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed. `is_taking` is set while the
+    /// outcome of a swap is open: if it lands and nobody goes on with it, the cursor is held for the lease.
     pub(crate) async fn open(
         &self,
         beginning: &Beginning,
         take_over: bool,
         known: bool,
+        is_taking: &AtomicBool,
     ) -> Result<Attempt, ConsumeError> {
         let key = self.key();
         let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
@@ -123,6 +126,7 @@ impl Claim {
             let next = opened.state.clone().stamped(self.environment.random());
             let ours = next.stamp;
             let version = found.map(|snapshot| snapshot.version);
+            is_taking.store(true, Ordering::Relaxed);
             let durable = match cas::swap(&self.store, &key, version.as_ref(), next).await {
                 Swap::Committed(snapshot) => Some(snapshot),
                 Swap::Mismatch => {
@@ -135,6 +139,7 @@ impl Claim {
                     self.read().await?.filter(|snapshot| snapshot.state.stamp == ours)
                 }
             };
+            is_taking.store(false, Ordering::Relaxed);
             if let Some(durable) = durable {
                 self.readiness.goes_on(&self.what());
                 self.announce(&durable.state, &opened);

@@ -9,9 +9,12 @@ use crate::tenure::{Known, Tenure, TermEnd};
 use millpond_manifest::Manifest;
 use millpond_manifest::cas::Snapshot;
 use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 /// The process leaves a shard alone for now.
 struct LetsBe {
@@ -180,21 +183,34 @@ impl Shard {
                     continue;
                 }
             }
+            let (is_known, is_taking) = (*known, AtomicBool::new(false));
             let attempt = async {
                 let log = self.read_log().await?;
                 let origin = self.origin(log.as_ref()).await?;
                 let log = log.as_ref().map(|log| &log.state);
                 let start = match &self.repair {
                     Some(range) => *range.start(),
-                    None => self.first_sequence(log, *known).await?,
+                    None => self.first_sequence(log, is_known).await?,
                 };
                 let beginning = Beginning { start, origin };
-                self.claim.open(&beginning, take_over, *known).await
+                self.claim.open(&beginning, take_over, is_known, &is_taking).await
             };
+            let mut attempt = pin!(attempt);
             let attempt = tokio::select! {
                 biased;
-                attempt = attempt => attempt?,
-                () = self.shutdown.cancelled() => return Ok(None),
+                attempt = &mut attempt => attempt?,
+                () = self.shutdown.cancelled() => {
+                    if !is_taking.load(Ordering::Relaxed) {
+                        return Ok(None);
+                    }
+                    // The cursor may be ours already. The term that begins then releases it.
+                    let Ok(attempt) = timeout(RELEASE_PATIENCE, attempt).await else {
+                        let shard = self.claim.shard;
+                        warn!(shard, "the cursor was about to be taken, and the store does not answer: the next owner may wait for the lease");
+                        return Ok(None);
+                    };
+                    attempt?
+                }
             };
             // If another process finished the repair meanwhile, this one starts a new repair.
             *known = self.repair.is_none();

@@ -1,10 +1,10 @@
 //! Nobody sends without a lease: not a machine that stood still, not in the middle of a request, and no successor
 //! before the leases of earlier owners have expired.
 
-use crate::support::{Log, Machine, Table, acknowledged, config, eventually, start_on};
+use crate::support::{Log, Machine, Table, acknowledged, config, eventually, start, start_on};
 use millpond_consumer::Config;
 use millpond_storage::Store;
-use millpond_storage::unreliable::{Faults, Outage};
+use millpond_storage::unreliable::{Faults, LogNormal, Outage, S3Latency};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -102,4 +102,37 @@ async fn a_successor_waits_for_the_leases_of_earlier_owners_after_a_reset() {
     );
     acknowledged(&log, 1).await;
     second.stop().await.unwrap();
+}
+
+/// Whenever a consumer is stopped, the next one does not wait for its lease.
+#[tokio::test(start_paused = true)]
+async fn a_consumer_that_is_stopped_while_it_takes_the_cursor_gives_it_back() {
+    let of = |instance| Config {
+        lease: Duration::from_secs(600),
+        ..config(instance)
+    };
+    for after_ms in (0..3_000).step_by(50) {
+        let mut log = Log::new(Store::memory()).await;
+        log.commit(&[1]).await;
+        let slow = LogNormal {
+            p50: Duration::from_millis(200),
+            p99: Duration::from_millis(200),
+        };
+        let (store, _) = log.store.behind(Faults {
+            latency: Some(S3Latency {
+                get: slow,
+                put: slow,
+                ..S3Latency::default()
+            }),
+            ..Faults::default()
+        });
+        let table = Table::open("table");
+        let consumer = start(&store, of("a"), &table);
+        tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        consumer.stop().await.unwrap();
+        let consumer = start(&log.store, of("next"), &table);
+        acknowledged(&log, 1).await;
+        consumer.stop().await.unwrap();
+        assert_eq!(table.rows(), log.rows());
+    }
 }
