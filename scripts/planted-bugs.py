@@ -1384,7 +1384,10 @@ CATCHERS = {
         keeping("keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys", "left: 45"),
     ],
     "no-room-repeats": [
-        keeping("keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys", r"\d+ requests in an hour"),
+        keeping(
+            "keys_that_are_loaded_to_be_stored_keep_no_batch_from_its_keys",
+            r"\d+ requests in an hour",
+        ),
     ],
     "keep-with-backlog": [
         keeping("the_keys_of_a_stream_whose_batches_wait_are_not_stored", r"left: \["),
