@@ -14,6 +14,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Valu
 use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
+use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -29,6 +30,7 @@ pub(crate) struct Server {
     child: Child,
     pub(crate) url: String,
     tcp: u16,
+    _ports: [UdpSocket; 2],
     _data: Arc<TempDir>,
 }
 
@@ -59,10 +61,8 @@ impl Server {
     }
 
     fn of(data: Arc<TempDir>, far: Option<u16>) -> Self {
-        // Otherwise another test could take the ports before the server listens.
-        static STARTING: Mutex<()> = Mutex::new(());
-        let _starting = STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let [http, tcp] = free_ports();
+        let ports = reserve_ports();
+        let [http, tcp] = ports.each_ref().map(|port| port.local_addr().unwrap().port());
         let replica =
             |host: &str, port: u16| format!("<replica><host>{host}</host><port>{port}</port></replica>");
         let (one, other) = (replica("127.0.0.1", tcp), replica("localhost", tcp));
@@ -94,6 +94,7 @@ impl Server {
             child,
             url: format!("http://127.0.0.1:{http}"),
             tcp,
+            _ports: ports,
             _data: data,
         }
     }
@@ -140,16 +141,20 @@ impl Drop for Server {
     }
 }
 
-/// Below the ports that the system gives to outgoing connections (from 32768 on Linux): one of these could take the port before the server
-/// listens.
-fn free_ports() -> [u16; 2] {
+/// Reserves two ports. They are below those that the system gives to outgoing connections (from 32768 on Linux), one of which could take the
+/// port while the server does not listen. As in `tests/harness`, a UDP socket keeps a port from other tests, also of other processes.
+fn reserve_ports() -> [UdpSocket; 2] {
     let begin = 10_240 + (std::process::id() % 20_000) as u16;
-    let mut free = (begin..32_768).chain(10_240..begin);
-    let listeners = [(); 2].map(|()| {
-        free.find_map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).ok())
-            .expect("a free port")
-    });
-    listeners.map(|listener| listener.local_addr().unwrap().port())
+    let mut ports = (begin..32_768).chain(10_240..begin);
+    [(); 2].map(|()| {
+        let free = ports.find_map(|port| {
+            let reserved = UdpSocket::bind(("127.0.0.1", port)).ok()?;
+            std::net::TcpListener::bind(("127.0.0.1", port))
+                .ok()
+                .map(|_| reserved)
+        });
+        free.expect("a free port")
+    })
 }
 
 /// Returns the path at which `scripts/install-libchdb.sh` installs the library.
