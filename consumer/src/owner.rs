@@ -55,8 +55,8 @@ pub(crate) struct Beginning {
 }
 
 impl Claim {
-    /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed. `is_taking` is set while the
-    /// outcome of a swap is open: if it lands and nobody goes on with it, the cursor is held for the lease.
+    /// Tries once to take the cursor. `known`: this process has seen the cursor, so a missing one was removed. `is_taking` is set from
+    /// the first swap on: if it lands, now or later, and nobody goes on with it, the cursor is held for the lease.
     pub(crate) async fn open(
         &self,
         beginning: &Beginning,
@@ -139,7 +139,6 @@ impl Claim {
                     self.read().await?.filter(|snapshot| snapshot.state.stamp == ours)
                 }
             };
-            is_taking.store(false, Ordering::Relaxed);
             if let Some(durable) = durable {
                 self.readiness.goes_on(&self.what());
                 self.announce(&durable.state, &opened);

@@ -167,7 +167,11 @@ impl<'a> Tenure<'a> {
             term,
             settling,
             swap_again_at: now,
-            drain_until: None,
+            // Otherwise the first turn would plan batches, and a stop would have to send them.
+            drain_until: shard
+                .shutdown
+                .is_cancelled()
+                .then(|| now + shard.config.drain_timeout),
             finished_at: now,
             one_by_one: false,
             ignored: HashSet::new(),

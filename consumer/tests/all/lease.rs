@@ -5,6 +5,7 @@ use crate::support::{Log, Machine, Table, acknowledged, config, eventually, star
 use millpond_consumer::Config;
 use millpond_storage::Store;
 use millpond_storage::unreliable::{Faults, LogNormal, Outage, S3Latency};
+use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -129,7 +130,15 @@ async fn a_consumer_that_is_stopped_while_it_takes_the_cursor_gives_it_back() {
         let table = Table::open("table");
         let consumer = start(&store, of("a"), &table);
         tokio::time::sleep(Duration::from_millis(after_ms)).await;
+        let is_taken = log.cursor("default").await.is_some();
         consumer.stop().await.unwrap();
+        if !is_taken {
+            assert_eq!(
+                table.rows(),
+                BTreeMap::new(),
+                "sent after the stop at {after_ms} ms"
+            );
+        }
         let consumer = start(&log.store, of("next"), &table);
         acknowledged(&log, 1).await;
         consumer.stop().await.unwrap();
