@@ -173,6 +173,7 @@ impl Consumer {
             environment: self.environment.clone(),
             memory,
             keys: KeyLimit::new(keys_max),
+            loads: Arc::new(Semaphore::new(1)),
             routing: Routing::new(buffer.routed.clone()),
             snapshot_keys: self.config.snapshot_keys,
             snapshot_bytes: self.config.snapshot_bytes,

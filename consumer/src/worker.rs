@@ -27,6 +27,8 @@ pub(crate) struct BatchWorker {
     pub(crate) memory: Budget,
     /// The number of keys that the deduplication may remember.
     pub(crate) keys: KeyLimit,
+    /// Keys are loaded to be stored for one stream at a time.
+    pub(crate) loads: Arc<Semaphore>,
     /// The shards of the keys.
     pub(crate) routing: Routing,
     /// The number of new keys after which the deduplication of a stream writes a snapshot.

@@ -30,8 +30,8 @@ struct Held {
     /// When it is to need less, by the environment's uptime.
     due_at: Duration,
     must_load: bool,
-    /// The number of attempts for which there was no room.
-    crowded: u32,
+    /// The number of attempts that loaded keys and failed, or for which there was no room.
+    failures: u32,
 }
 
 /// A stream whose keys are to be stored, or to leave the memory.
@@ -115,7 +115,7 @@ impl Tenure<'_> {
                     needs,
                     due_at: now + due_in,
                     must_load: false,
-                    crowded: 0,
+                    failures: 0,
                 };
                 self.keeping.held.insert(stream.clone(), held);
             }
@@ -154,7 +154,7 @@ impl Tenure<'_> {
 
     /// Sets the time of the next attempt.
     pub(super) fn kept(&mut self, stream: &str, ended: Ended) {
-        self.keeping.running.remove(stream);
+        let keep = self.keeping.running.remove(stream);
         let now = self.shard.claim.environment.uptime();
         let setting = self
             .durable
@@ -165,13 +165,13 @@ impl Tenure<'_> {
         if let Some((held, setting)) = self.keeping.held.get_mut(stream).zip(setting) {
             held.must_load = ended == Ended::MustLoad;
             let pause = match ended {
-                Ended::Done => times.interval(setting),
+                Ended::Done | Ended::Overtaken => times.interval(setting),
                 Ended::MustLoad => return,
-                Ended::Failed => times.after_failure(setting),
-                Ended::NoRoom => {
-                    held.crowded += 1;
-                    times.without_room(setting, held.crowded)
+                Ended::Failed | Ended::NoRoom if keep == Some(Keep::Loading) => {
+                    held.failures += 1;
+                    times.after_failure(setting, held.failures)
                 }
+                Ended::Failed | Ended::NoRoom => times.after_failure(setting, 0),
             };
             held.due_at = now + pause;
         }

@@ -35,11 +35,13 @@ pub(crate) enum Ended {
     Failed,
     /// Other streams need the memory that the keys would take.
     NoRoom,
+    /// A batch has come, which loads the keys.
+    Overtaken,
 }
 
-/// The longest time for which an attempt gets nothing from the store. The stream's next batch waits for it, and other streams for its place.
-/// It is longer than the time after which a request is repeated.
-const PATIENCE: Duration = Duration::from_secs(45);
+/// The longest time for which an attempt gets nothing from the store. Other streams wait for its place. A request that hangs is repeated
+/// meanwhile, and a store whose log is behind is waited for.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The waits of an attempt, which are no waits of the process once it has ended.
 struct Waits(Readiness);
@@ -64,13 +66,28 @@ impl Turn {
                 self.keep_loaded(&shard, rests).await;
                 Ok(Ended::Done)
             }
-            Keep::Unchanged => self.patiently(self.keep_unchanged(&shard)).await,
+            Keep::Unchanged => tokio::select! {
+                biased;
+                () = self.overtaken.cancelled() => Ok(Ended::Overtaken),
+                kept = self.patiently(self.keep_unchanged(&shard)) => kept,
+            },
             Keep::Loading => {
-                let limit = shard.worker.keys.spare();
-                tokio::select! {
+                // An attempt that only waits for its place takes no room, so a lack of it does not end the wait.
+                let place = tokio::select! {
                     biased;
-                    () = limit.crowded() => Ok(Ended::NoRoom),
-                    kept = self.patiently(self.keep_loading(&shard, &limit)) => kept,
+                    () = self.overtaken.cancelled() => None,
+                    place = shard.worker.loads.acquire() => Some(place.expect("never closed")),
+                };
+                self.source.progress.goes_on();
+                let limit = shard.worker.keys.spare();
+                match place {
+                    None => Ok(Ended::Overtaken),
+                    Some(_place) => tokio::select! {
+                        biased;
+                        () = self.overtaken.cancelled() => Ok(Ended::Overtaken),
+                        () = limit.crowded() => Ok(Ended::NoRoom),
+                        kept = self.patiently(self.keep_loading(&shard, &limit)) => kept,
+                    },
                 }
             }
         };

@@ -395,6 +395,7 @@ async fn keys(
     let worker = &shard.worker;
     // The parts ask in their order, so the first one never waits for a later one.
     let memory = worker.memory.reserve_at_most(memory(&wanted)).await;
+    source.progress.goes_on();
     let sequence = wanted.part.sequence;
     let part = worker
         .fetch(shard.claim.shard, wanted, None, &shard.claim.readiness)

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 use ulid::Ulid;
 
@@ -61,6 +62,8 @@ pub(crate) struct Line {
     decision: Option<oneshot::Receiver<()>>,
     /// The start of the last batch, or of the last wait for one, by the environment's uptime.
     silent_since: Duration,
+    /// A batch has come since the last turn to keep the keys.
+    overtaken: CancellationToken,
 }
 
 /// A batch's place in the line.
@@ -70,6 +73,8 @@ pub(crate) struct Turn {
     pub(super) plan: Plan,
     memory: Handover,
     decision: Handover,
+    /// A batch has come after this turn.
+    pub(super) overtaken: CancellationToken,
 }
 
 /// The end of the wait for the batch before, and the signal to the batch after.
@@ -125,6 +130,7 @@ impl Line {
             memory: None,
             decision: None,
             silent_since: shard.claim.environment.uptime(),
+            overtaken: CancellationToken::new(),
         }
     }
 
@@ -157,11 +163,13 @@ impl Line {
     /// The next batch.
     pub(crate) fn turn(&mut self, source: Source, plan: Plan) -> Turn {
         self.silent_since = self.stage.shard.claim.environment.uptime();
+        self.overtaken.cancel();
         self.turn_of(source, plan)
     }
 
     /// The next turn, which is not of a batch: the state before this sequence is kept.
     pub(crate) fn turn_to_keep(&mut self, source: Source, next: u64) -> Turn {
+        self.overtaken = CancellationToken::new();
         self.turn_of(
             source,
             Plan {
@@ -178,6 +186,7 @@ impl Line {
             plan,
             memory: Handover::new(&mut self.memory),
             decision: Handover::new(&mut self.decision),
+            overtaken: self.overtaken.clone(),
         }
     }
 
@@ -398,6 +407,7 @@ impl Stage {
         }
         let snapshot = state.snapshot(&merged);
         drop(merged);
+        source.progress.goes_on();
         let name = self.put_new(shard, &snapshot).await;
         state.stored(&snapshot, name);
         Kept {

@@ -6,8 +6,9 @@ use std::time::Duration;
 /// A snapshot has this share of all keys at least, and of the window, unless it has many keys.
 pub(super) const SHARE: u32 = 64;
 
-/// The longest time until a failed attempt to store the keys of a silent stream is repeated.
-const RETRY: Duration = Duration::from_secs(300);
+/// The longest time until a failed attempt to store the keys of a silent stream is repeated: one that loads no keys, or the first that does,
+/// and any.
+const RETRY: [Duration; 2] = [Duration::from_secs(300), Duration::from_secs(3_600)];
 
 /// The times of a consumer, besides those of each setting.
 #[derive(Debug, Clone, Copy)]
@@ -25,15 +26,12 @@ impl Times {
         (Duration::from_millis(setting.window_ms) / SHARE).clamp(min, max)
     }
 
-    /// The time from a failed attempt to store the keys of a silent stream to the next.
-    pub(crate) fn after_failure(&self, setting: &UniqueSetting) -> Duration {
-        self.interval(setting).min(RETRY)
-    }
-
-    /// The time from such an attempt without room for the keys to the next, after so many of them. Each may have loaded many keys.
-    pub(crate) fn without_room(&self, setting: &UniqueSetting, attempts: u32) -> Duration {
-        let doubled = self.interval(setting).saturating_mul(1 << attempts.min(16));
-        doubled.min(self.interval[1])
+    /// The time from a failed attempt to store the keys of a silent stream to the next, after so many of them that loaded keys: each may
+    /// have loaded many.
+    pub(crate) fn after_failure(&self, setting: &UniqueSetting, loads: u32) -> Duration {
+        let first = self.interval(setting).min(RETRY[0]);
+        let doubled = first.saturating_mul(1 << loads.saturating_sub(1).min(16));
+        doubled.min(RETRY[1])
     }
 
     /// The time until the next snapshot is due after a restart. Restarts do not delay it, and neither does a clock that was ahead when
@@ -81,15 +79,14 @@ mod tests {
     }
 
     #[test]
-    fn attempts_without_room_become_rare() {
+    fn failed_loads_become_rare() {
         let times = Config::default().key_times();
         let setting = UniqueSetting {
             key: vec!["id".into()],
             window_ms: 8 * 3_600_000,
         };
-        let pauses = [1, 2, 6, 100].map(|attempts| times.without_room(&setting, attempts).as_secs());
-        assert_eq!(pauses, [900, 1_800, 14_400, 14_400]);
-        assert_eq!(times.after_failure(&setting).as_secs(), 300);
+        let pauses = [0, 1, 2, 4, 5, 100].map(|loads| times.after_failure(&setting, loads).as_secs());
+        assert_eq!(pauses, [300, 300, 600, 2_400, 3_600, 3_600]);
     }
 
     #[test]
