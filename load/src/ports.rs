@@ -1,12 +1,14 @@
 //! Addresses for the processes that the demo and the benchmark start.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use millpond_runtime::{Environment as _, SystemEnvironment};
 
-/// Distinct local addresses that were free a moment ago.
+/// Distinct local addresses that were free a moment ago. This process does not get them again, nor do other processes that ask here, until
+/// it ends.
 ///
 /// # Errors
 /// The system has no free port.
@@ -30,18 +32,23 @@ pub fn sets_of_free_addresses<const N: usize>(sets: usize) -> io::Result<Vec<[So
 /// could take the port of a server that is still starting, or starts again.
 const PORTS: Range<u16> = 10_240..32_768;
 
+/// A UDP socket on a port, which does not disturb a TCP server there, tells others who look for one that the port is taken.
+static RESERVED: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
+
 fn fill(addresses: &mut [SocketAddr]) -> io::Result<()> {
     let size = PORTS.end - PORTS.start;
     let first = PORTS.start + u16::try_from(SystemEnvironment.below(size.into())).unwrap_or(0);
     let mut ports = (first..PORTS.end).chain(PORTS.start..first);
-    // Hold all of them until the last one is known, so that no two are equal.
-    let mut held = Vec::new();
+    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
     for address in addresses {
-        let (port, listener) = ports
-            .find_map(|port| Some((port, TcpListener::bind((address.ip(), port)).ok()?)))
+        let reservation = ports
+            .find_map(|port| {
+                let reservation = UdpSocket::bind((address.ip(), port)).ok()?;
+                TcpListener::bind((address.ip(), port)).ok().map(|_| reservation)
+            })
             .ok_or(io::ErrorKind::AddrInUse)?;
-        address.set_port(port);
-        held.push(listener);
+        address.set_port(reservation.local_addr()?.port());
+        reserved.push(reservation);
     }
     Ok(())
 }

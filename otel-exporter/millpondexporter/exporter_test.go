@@ -318,11 +318,17 @@ func TestAnExporterWithAPortLeads(t *testing.T) {
 }
 
 // listenBelowEphemeral listens on a port that the system gives to no outgoing connection (Linux: from 32768 on). One of
-// these could take the port while a test has it closed.
+// these could take the port while a test has it closed. As in tests/harness, a UDP socket keeps other tests from it.
 func listenBelowEphemeral(t *testing.T) net.Listener {
 	t.Helper()
 	for _, offset := range rand.Perm(32_768 - 10_240) {
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_240+offset))
+		address := fmt.Sprintf("127.0.0.1:%d", 10_240+offset)
+		reservation, err := net.ListenPacket("udp", address)
+		if err != nil {
+			continue
+		}
+		t.Cleanup(func() { _ = reservation.Close() })
+		listener, err := net.Listen("tcp", address)
 		if err == nil {
 			return listener
 		}
