@@ -39,8 +39,8 @@ pub(crate) enum Ended {
     Overtaken,
 }
 
-/// The longest time for which an attempt gets nothing from the store. Other streams wait for its place. A request that hangs is repeated
-/// meanwhile, and a store whose log is behind is waited for.
+/// An attempt fails when the store has given it nothing for this long. Other streams wait for its place. The time covers two requests that
+/// hang (30 s each by default), or a store whose log is up to a minute behind.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The waits of an attempt, which are no waits of the process once it has ended.
@@ -66,29 +66,23 @@ impl Turn {
                 self.keep_loaded(&shard, rests).await;
                 Ok(Ended::Done)
             }
-            Keep::Unchanged => tokio::select! {
-                biased;
-                () = self.overtaken.cancelled() => Ok(Ended::Overtaken),
-                kept = self.patiently(self.keep_unchanged(&shard)) => kept,
-            },
+            Keep::Unchanged => {
+                let keeping = self.patiently(self.keep_unchanged(&shard));
+                self.unless_overtaken(keeping).await
+            }
             Keep::Loading => {
-                // An attempt that only waits for its place takes no room, so a lack of it does not end the wait.
-                let place = tokio::select! {
-                    biased;
-                    () = self.overtaken.cancelled() => None,
-                    place = shard.worker.loads.acquire() => Some(place.expect("never closed")),
-                };
-                self.source.progress.goes_on();
-                let limit = shard.worker.keys.spare();
-                match place {
-                    None => Ok(Ended::Overtaken),
-                    Some(_place) => tokio::select! {
+                let loading = async {
+                    // An attempt that waits here holds no keys, so a lack of room must not end it.
+                    let _place = shard.worker.loads.acquire().await.expect("never closed");
+                    self.source.progress.goes_on();
+                    let limit = shard.worker.keys.spare();
+                    tokio::select! {
                         biased;
-                        () = self.overtaken.cancelled() => Ok(Ended::Overtaken),
                         () = limit.crowded() => Ok(Ended::NoRoom),
                         kept = self.patiently(self.keep_loading(&shard, &limit)) => kept,
-                    },
-                }
+                    }
+                };
+                self.unless_overtaken(loading).await
             }
         };
         drop(waits);
@@ -113,6 +107,18 @@ impl Turn {
                 );
                 Ended::Failed
             }
+        }
+    }
+
+    /// Gives up when a batch comes.
+    async fn unless_overtaken(
+        &self,
+        keeping: impl Future<Output = Result<Ended, String>>,
+    ) -> Result<Ended, String> {
+        tokio::select! {
+            biased;
+            () = self.overtaken.cancelled() => Ok(Ended::Overtaken),
+            kept = keeping => kept,
         }
     }
 

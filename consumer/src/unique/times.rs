@@ -6,9 +6,11 @@ use std::time::Duration;
 /// A snapshot has this share of all keys at least, and of the window, unless it has many keys.
 pub(super) const SHARE: u32 = 64;
 
-/// The longest time until a failed attempt to store the keys of a silent stream is repeated: one that loads no keys, or the first that does,
-/// and any.
-const RETRY: [Duration; 2] = [Duration::from_secs(300), Duration::from_secs(3_600)];
+/// The longest pause after a failed attempt to store the keys of a silent stream.
+const RETRY: Duration = Duration::from_secs(300);
+
+/// The longest pause after several such attempts that loaded keys.
+const RETRY_LOAD: Duration = Duration::from_secs(3_600);
 
 /// The times of a consumer, besides those of each setting.
 #[derive(Debug, Clone, Copy)]
@@ -26,12 +28,12 @@ impl Times {
         (Duration::from_millis(setting.window_ms) / SHARE).clamp(min, max)
     }
 
-    /// The time from a failed attempt to store the keys of a silent stream to the next, after so many of them that loaded keys: each may
-    /// have loaded many.
+    /// The pause after a failed attempt to store the keys of a silent stream. It doubles with each of the `loads` attempts that loaded
+    /// keys, because a load may be expensive.
     pub(crate) fn after_failure(&self, setting: &UniqueSetting, loads: u32) -> Duration {
-        let first = self.interval(setting).min(RETRY[0]);
+        let first = self.interval(setting).min(RETRY);
         let doubled = first.saturating_mul(1 << loads.saturating_sub(1).min(16));
-        doubled.min(RETRY[1])
+        doubled.min(RETRY_LOAD)
     }
 
     /// The time until the next snapshot is due after a restart. Restarts do not delay it, and neither does a clock that was ahead when
