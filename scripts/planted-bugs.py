@@ -144,6 +144,11 @@ def unique(test, says):
     return Catcher("consumer/tests/all/unique.rs", test, says)
 
 
+def standstill(says):
+    test = "unique::restore::tests::a_standstill_is_the_stores_only_while_it_owes_an_answer"
+    return Catcher("consumer/src/lib.rs", test, says)
+
+
 def keeping(test, says):
     """The keys of silent streams, while the store does not answer."""
     return Catcher("consumer/tests/all/keeping.rs", test, says)
@@ -1401,6 +1406,24 @@ CATCHERS = {
     ],
     "patience-for-all": [
         keeping("an_attempt_to_store_keys_goes_on_as_long_as_the_store_gives_something", "left: "),
+    ],
+    "queued-keep-goes-on": [
+        keeping(
+            "an_attempt_to_store_keys_that_waits_for_memory_lets_batches_through_after_a_while",
+            "left: 1",
+        ),
+    ],
+    "memory-wait-blames-store": [
+        standstill("assertion failed: !blames_store"),
+    ],
+    "queue-moves-no-clock": [
+        standstill("left: 80"),
+    ],
+    "each-ask-moves-clock": [
+        standstill("left: 30"),
+    ],
+    "loads-without-place": [
+        keeping("keys_are_loaded_to_be_stored_in_one_shard_at_a_time", r"\[true, true\]"),
     ],
     "unchanged-without-last": [
         unique(

@@ -179,6 +179,11 @@ impl Store {
         }))
     }
 
+    /// The limit of a request.
+    pub fn request_timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
     /// The buffer's URL, for messages.
     pub fn url(&self) -> &str {
         &self.0.url

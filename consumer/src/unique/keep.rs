@@ -11,7 +11,7 @@ use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::timeout_at;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// How the keys of a stream are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +39,8 @@ pub(crate) enum Ended {
     Overtaken,
 }
 
-/// An attempt fails when the store has given it nothing for this long. Other streams wait for its place. The time covers two requests that
-/// hang (30 s each by default), or a store whose log is up to a minute behind.
+/// An attempt fails when it has not gone on for this long, or for three times the limit of a request. Other streams wait for its place, and
+/// for memory behind it. The time covers two requests that hang, or a store whose log is up to a minute behind.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The waits of an attempt, which are no waits of the process once it has ended.
@@ -73,7 +73,14 @@ impl Turn {
             Keep::Loading => {
                 let loading = async {
                     // An attempt that waits here holds no keys, so a lack of room must not end it.
-                    let _place = shard.worker.loads.acquire().await.expect("never closed");
+                    let loads = &shard.worker.loads;
+                    if loads.available_permits() == 0 {
+                        info!(
+                            shard = number,
+                            "the keys of the silent stream {stream} wait to be loaded and stored: one stream of this process is at a time"
+                        );
+                    }
+                    let _place = loads.acquire().await.expect("never closed");
                     self.source.progress.goes_on();
                     let limit = shard.worker.keys.spare();
                     tokio::select! {
@@ -122,21 +129,22 @@ impl Turn {
         }
     }
 
-    /// Gives up when the store gives nothing for too long.
+    /// Gives up when nothing goes on for too long.
     async fn patiently(
         &self,
         keeping: impl Future<Output = Result<Ended, ConsumeError>>,
     ) -> Result<Ended, String> {
         let mut keeping = pin!(keeping);
+        let progress = &self.source.progress;
+        let patience = PATIENCE.max(self.stage.shard.claim.store.request_timeout().saturating_mul(3));
         loop {
-            let last = self.source.progress.last();
-            match timeout_at(last + PATIENCE, &mut keeping).await {
+            let last = progress.last();
+            match timeout_at(last + patience, &mut keeping).await {
                 Ok(Err(ConsumeError::UniqueMemory { .. })) => return Ok(Ended::NoRoom),
                 Ok(kept) => return kept.map_err(|lost| lost.to_string()),
-                Err(_) if self.source.progress.last() > last => {}
-                Err(_) => {
-                    return Err(format!("the store gave nothing new for {} s", PATIENCE.as_secs()));
-                }
+                Err(_) if progress.last() > last => {}
+                // Batches of other streams may wait for memory behind this attempt, so it must not wait for as long as it takes.
+                Err(_) => return Err(progress.standstill(patience)),
             }
         }
     }

@@ -15,7 +15,7 @@ use millpond_manifest::{Cursor, Log, PageReference, UniqueReference, UniqueSetti
 use millpond_runtime::{Backoff, Level, Reservation, blocking};
 use millpond_segment::Encoding;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 use tracing::info;
@@ -42,21 +42,78 @@ pub(crate) struct Source {
     pub(super) progress: Progress,
 }
 
-/// When the store last gave something of a state that is put together. Clones share it.
+/// The progress of a state that is put together. Clones share it.
 #[derive(Debug, Clone)]
-pub(super) struct Progress(Arc<Mutex<Instant>>);
+pub(super) struct Progress(Arc<Mutex<Steps>>);
+
+#[derive(Debug)]
+struct Steps {
+    /// The last step forward.
+    last: Instant,
+    /// Parts that this process has no memory or no decoder for, or that it decodes.
+    queued: usize,
+    /// Parts that wait for the store, or for others before them to get its answers.
+    asked: usize,
+}
 
 impl Progress {
     fn new() -> Progress {
-        Progress(Arc::new(Mutex::new(Instant::now())))
+        Progress(Arc::new(Mutex::new(Steps {
+            last: Instant::now(),
+            queued: 0,
+            asked: 0,
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Steps> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn last(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock().last
     }
 
     pub(super) fn goes_on(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.lock().last = Instant::now();
+    }
+
+    /// Why there was no step forward for this long.
+    pub(super) fn standstill(&self, time: Duration) -> String {
+        let Steps { queued, asked, .. } = *self.lock();
+        let seconds = time.as_secs();
+        match queued > 0 && asked == 0 {
+            true => format!(
+                "batches held the memory that it needs (--memory-limit), or all decoders, for {seconds} s"
+            ),
+            false => format!("the store gave nothing new for {seconds} s"),
+        }
+    }
+
+    /// Waits for something of this process.
+    async fn queue<T>(&self, wait: impl Future<Output = T>) -> T {
+        self.lock().queued += 1;
+        let done = wait.await;
+        let mut steps = self.lock();
+        steps.queued -= 1;
+        // The store owes nothing so far.
+        if steps.asked == 0 {
+            steps.last = Instant::now();
+        }
+        done
+    }
+
+    /// Waits for an answer of the store.
+    async fn ask<T>(&self, request: impl Future<Output = T>) -> T {
+        {
+            let mut steps = self.lock();
+            if steps.asked == 0 {
+                steps.last = Instant::now();
+            }
+            steps.asked += 1;
+        }
+        let answer = request.await;
+        self.lock().asked -= 1;
+        answer
     }
 }
 
@@ -362,6 +419,8 @@ async fn replay(shard: &Shard, source: &Source, state: &mut State, to: u64) -> R
                 Ok(Some(read)) => read,
                 Ok(None) => break,
                 Err(ConsumeError::Lost { key, sequence }) => {
+                    // Nobody would take the memory that the others wait for.
+                    drop(reads);
                     return Err(match shard.gone(&key, sequence).await? {
                         ConsumeError::Trimmed { sequence, first, .. } => {
                             source.trimmed(shard, sequence, first)
@@ -385,7 +444,8 @@ fn memory(wanted: &Wanted) -> u64 {
     bytes.saturating_add(wanted.part.records.saturating_mul(ROW_BYTES))
 }
 
-/// Reads the keys of one part. Their memory is reserved until somebody has decided about them.
+/// Reads the keys of one part. Their memory is reserved until somebody has decided about them, or until the decoder is done with them if
+/// nobody wants them any more.
 async fn keys(
     shard: &Shard,
     source: &Source,
@@ -394,12 +454,11 @@ async fn keys(
 ) -> Result<(PartKeys, Reservation), ConsumeError> {
     let worker = &shard.worker;
     // The parts ask in their order, so the first one never waits for a later one.
-    let memory = worker.memory.reserve_at_most(memory(&wanted)).await;
-    source.progress.goes_on();
+    let reserved = worker.memory.reserve_at_most(memory(&wanted));
+    let memory = source.progress.queue(reserved).await;
     let sequence = wanted.part.sequence;
-    let part = worker
-        .fetch(shard.claim.shard, wanted, None, &shard.claim.readiness)
-        .await?;
+    let fetched = worker.fetch(shard.claim.shard, wanted, None, &shard.claim.readiness);
+    let part = source.progress.ask(fetched).await?;
     source.progress.goes_on();
     let batch = Batch {
         id: BatchId {
@@ -417,10 +476,15 @@ async fn keys(
         encoding,
         parts: vec![part],
     };
-    let _decoder = worker.decoders.acquire().await.expect("never closed");
+    let decoder = source.progress.queue(worker.decoders.clone().acquire_owned());
+    let decoder = decoder.await.expect("never closed");
     let (sink, paths) = (worker.sink.clone(), source.setting.key.clone());
     let id = batch.id.to_string();
-    let found = blocking::compute(&*worker.environment, move || sink.keys(&batch, &paths)).await;
+    // A thread that reads keys goes on when the attempt is cancelled.
+    let decoding = blocking::compute(&*worker.environment, move || {
+        (sink.keys(&batch, &paths), memory, decoder)
+    });
+    let (found, memory, _decoder) = source.progress.queue(decoding).await;
     let mut found = found.map_err(|error| ConsumeError::Refused {
         batch: id,
         reason: error.to_string(),
@@ -437,6 +501,33 @@ mod tests {
     use super::*;
     use crate::sink::Part;
     use bytes::Bytes;
+    use futures::FutureExt as _;
+    use tokio::time::sleep;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_standstill_is_the_stores_only_while_it_owes_an_answer() {
+        let progress = Progress::new();
+        let never = std::future::pending::<()>;
+        let after = |seconds| sleep(Duration::from_secs(seconds));
+        let blames_store = || progress.standstill(Duration::from_secs(90)).contains("store");
+        let idle = || progress.last().elapsed().as_secs();
+        assert!(blames_store());
+        // A part waits for memory, and a decoder for another one.
+        let mut first = Box::pin(progress.queue(never()));
+        assert!(first.as_mut().now_or_never().is_none());
+        assert!(!blames_store());
+        progress.queue(after(80)).await;
+        assert_eq!(idle(), 0);
+        after(10).await;
+        // The store owes an answer since the first of two requests.
+        let mut request = Box::pin(progress.ask(never()));
+        assert!(request.as_mut().now_or_never().is_none());
+        assert!(blames_store());
+        assert_eq!(idle(), 0);
+        progress.queue(after(30)).await;
+        progress.ask(after(30)).await;
+        assert_eq!(idle(), 60);
+    }
 
     #[test]
     fn the_keys_of_tiny_rows_are_paid_for() {

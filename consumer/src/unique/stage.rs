@@ -347,13 +347,18 @@ impl Turn {
     /// Reads the keys of the batch. Several batches do so at a time.
     async fn open(&self, batch: &Batch, keeps_rows: bool) -> Result<(Vec<PartKeys>, Opened), ConsumeError> {
         let worker = &self.stage.shard.worker;
-        let _decoder = worker.decoders.acquire().await.expect("never closed");
+        let decoder = worker.decoders.clone().acquire_owned();
+        let decoder = decoder.await.expect("never closed");
         let (sink, paths) = (worker.sink.clone(), self.source.setting.key.clone());
         // Its bytes are shared.
         let copy = batch.clone();
-        let found = blocking::compute(&*worker.environment, move || match keeps_rows {
-            true => sink.open(&copy, &paths),
-            false => Ok((sink.keys(&copy, &paths)?, Opened::default())),
+        let found = blocking::compute(&*worker.environment, move || {
+            // A thread goes on when the term ends.
+            let _decoder = decoder;
+            match keeps_rows {
+                true => sink.open(&copy, &paths),
+                false => Ok((sink.keys(&copy, &paths)?, Opened::default())),
+            }
         })
         .await;
         found.map_err(|error| ConsumeError::Refused {

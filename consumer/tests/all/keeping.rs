@@ -1,5 +1,7 @@
 //! Tests how the keys of silent streams are stored while the store does not answer for some of them.
 
+use crate::growth::{copy_to, name_shards};
+use crate::routes::route;
 use crate::support::{
     Log, Machine, OTHER, Running, STREAM, Table, acknowledged_in, eventually, metric_sum, start,
 };
@@ -193,6 +195,77 @@ async fn an_attempt_to_store_keys_goes_on_as_long_as_the_store_gives_something()
     sleep(Duration::from_secs(580)).await;
     assert_eq!(network.unused(), 0);
     assert_eq!(needs_of(&log, STREAM).await, 25);
+    consumer.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_attempt_to_store_keys_that_waits_for_memory_lets_batches_through_after_a_while() {
+    let in_little_memory = |instance| Config {
+        memory_limit: 4_000,
+        unique_memory: 3_000,
+        ..unique(instance)
+    };
+    let mut log = Log::new(Store::memory()).await;
+    let consumer = start(&log.store, in_little_memory("a"), &Table::open("table"));
+    log.commit_to(STREAM, &[20]).await;
+    acknowledged_in(&log, STREAM, 1).await;
+    consumer.crash().await;
+
+    // A batch hangs. The part needs all of the memory, so it waits, and another batch waits behind it.
+    let table = Table::shut("table");
+    log.commit_to(OTHER, &[1]).await;
+    let consumer = start(&log.store, in_little_memory("next"), &table);
+    eventually("the table is asked", async || table.hanging() > 0).await;
+    sleep(Duration::from_secs(10)).await;
+    log.commit_to("events.third", &[1]).await;
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(table.hanging(), 1, "the part does not wait");
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(table.hanging(), 2);
+    table.let_through(OFTEN);
+    needs(&log, 1).await;
+    consumer.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_loaded_to_be_stored_in_one_shard_at_a_time() {
+    let log = Log::new(Store::memory()).await;
+    copy_to(&log, 1).await;
+    name_shards(&log.store, 2).await;
+    route(&log.store, "id", 2).await;
+    let mut logs = [log.in_shard(1), log];
+    let table = Table::open("table");
+    let consumer = start(&logs[0].store, unique("a"), &table);
+    for log in &mut logs {
+        log.commit_to(STREAM, &[1]).await;
+        acknowledged_in(log, STREAM, 1).await;
+    }
+    consumer.crash().await;
+
+    let (store, network) = logs[0].store.behind(Faults::default());
+    for log in &logs {
+        let listed = log.store.list(&layout::segments(log.shard)).await.unwrap();
+        for _ in 0..OFTEN {
+            network.once(On::Get, &listed[0].key, Fault::Denied);
+        }
+    }
+    let consumer = start(&store, unique("next"), &table);
+    for log in &mut logs {
+        log.commit_to(OTHER, &[1]).await;
+        acknowledged_in(log, OTHER, 2).await;
+    }
+    let loading = || {
+        let waits = consumer.readiness.waiting_for().join("; ");
+        [0, 1].map(|shard| waits.contains(&format!("storing the keys of {STREAM} in shard {shard}: ")))
+    };
+    eventually("keys are being loaded", async || loading() != [false, false]).await;
+    sleep(Duration::from_secs(30)).await;
+    let of_one = loading();
+    assert!(of_one == [true, false] || of_one == [false, true], "{of_one:?}");
+    eventually("the attempt ends", async || loading() != of_one).await;
+    // The other one has waited for its place, and not given up.
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(loading(), of_one.map(|loading| !loading));
     consumer.stop().await.unwrap();
 }
 

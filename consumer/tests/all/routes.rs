@@ -31,7 +31,7 @@ async fn change(store: &Store, change: impl Fn(&Buffer) -> Buffer) {
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
 }
 
-async fn route(store: &Store, key: &str, shards: u32) {
+pub(crate) async fn route(store: &Store, key: &str, shards: u32) {
     let key = vec![key.to_owned()];
     let routes = [(STREAM.into(), Arc::new(Route { key, shards }))].into();
     change(store, |buffer| buffer.route(&routes, 7).unwrap().unwrap()).await;

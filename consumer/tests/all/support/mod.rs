@@ -37,13 +37,14 @@ pub const STREAM: &str = "events.test";
 pub const OTHER: &str = "events.other";
 const PRODUCER: ProducerId = ProducerId([7; 16]);
 
-/// A buffer with one shard, and a minimal producer that follows the formats.
+/// A shard of a buffer, and a minimal producer that follows the formats.
 pub struct Log {
     pub store: Store,
     /// The current time for commits and seals.
     pub now_ms: u64,
     /// That of the messages to commit.
     pub encoding: Encoding,
+    pub shard: u32,
     next_row: u64,
 }
 
@@ -61,7 +62,18 @@ impl Log {
             store,
             now_ms: 1,
             encoding: Encoding::Ndjson,
+            shard: 0,
             next_row: 0,
+        }
+    }
+
+    /// Another shard, which has a log already.
+    pub fn in_shard(&self, shard: u32) -> Self {
+        Log {
+            store: self.store.clone(),
+            shard,
+            next_row: 1_000_000 * u64::from(shard),
+            ..*self
         }
     }
 
@@ -92,7 +104,7 @@ impl Log {
         let segment = segment.finish();
         let name = Ulid::from_parts(self.now_ms, u128::from(self.next_row));
         self.store
-            .put_if_absent(&layout::segment(0, name), segment.parts.clone())
+            .put_if_absent(&layout::segment(self.shard, name), segment.parts.clone())
             .await
             .unwrap();
         let parts = segment.streams.iter().map(|p| NewPart {
@@ -118,7 +130,13 @@ impl Log {
             panic!("the log refuses a segment")
         };
         let next = state.stamped(number);
-        let Swap::Committed(_) = cas::swap(&self.store, &layout::manifest(0), Some(&log.version), next).await
+        let Swap::Committed(_) = cas::swap(
+            &self.store,
+            &layout::manifest(self.shard),
+            Some(&log.version),
+            next,
+        )
+        .await
         else {
             panic!("the swap of an undisturbed manifest fails")
         };
@@ -129,7 +147,14 @@ impl Log {
         loop {
             let log = self.manifest().await;
             let next = change(&log.state).stamped(0);
-            match cas::swap(&self.store, &layout::manifest(0), Some(&log.version), next).await {
+            match cas::swap(
+                &self.store,
+                &layout::manifest(self.shard),
+                Some(&log.version),
+                next,
+            )
+            .await
+            {
                 Swap::Committed(_) => return,
                 Swap::Mismatch => {}
                 Swap::Unknown(error) => panic!("{error}"),
@@ -147,7 +172,7 @@ impl Log {
             let last = log.tail_start() + entries as u64 - 1;
             let name = Ulid::from_parts(self.now_ms, u128::from(last));
             let (page, _) = log.seal(name, last).expect("it is in the tail");
-            let key = layout::page(0, page.first, name);
+            let key = layout::page(self.shard, page.first, name);
             self.store
                 .put_if_absent(&key, vec![cas::Object::encode(&page)])
                 .await
@@ -160,18 +185,18 @@ impl Log {
     /// Returns the key of the page at this place in the log.
     pub async fn page_key(&self, place: usize) -> String {
         let page = &self.manifest().await.state.pages[place];
-        layout::page(0, page.first, page.page)
+        layout::page(self.shard, page.first, page.page)
     }
 
     pub async fn manifest(&self) -> cas::Snapshot<Manifest> {
-        cas::read(&self.store, &layout::manifest(0))
+        cas::read(&self.store, &layout::manifest(self.shard))
             .await
             .unwrap()
             .unwrap()
     }
 
     pub async fn cursor(&self, consumer: &str) -> Option<Cursor> {
-        cas::read(&self.store, &layout::cursor(0, consumer))
+        cas::read(&self.store, &layout::cursor(self.shard, consumer))
             .await
             .unwrap()
             .map(|found| found.state)
@@ -201,7 +226,7 @@ impl Log {
 
     /// As `millpond consumer remove` does.
     pub async fn remove(&self, consumer: &str) {
-        self.remove_from(0, consumer).await;
+        self.remove_from(self.shard, consumer).await;
     }
 
     /// As `millpond consumer remove --shard` does.
@@ -211,7 +236,7 @@ impl Log {
 
     /// Swaps a cursor for the result of `change`, whoever owns it.
     pub async fn change_cursor(&self, consumer: &str, change: impl Fn(&Cursor) -> Cursor) {
-        self.change_cursor_in(0, consumer, change).await;
+        self.change_cursor_in(self.shard, consumer, change).await;
     }
 
     async fn change_cursor_in(&self, shard: u32, consumer: &str, change: impl Fn(&Cursor) -> Cursor) {
@@ -230,7 +255,12 @@ impl Log {
     /// Returns the dead letters by key.
     pub async fn dead_letters(&self) -> BTreeMap<String, DeadLetter> {
         let mut dead_letters = BTreeMap::new();
-        for found in self.store.list(&layout::dead_letters(0, None)).await.unwrap() {
+        for found in self
+            .store
+            .list(&layout::dead_letters(self.shard, None))
+            .await
+            .unwrap()
+        {
             let letter = cas::read::<DeadLetter>(&self.store, &found.key).await.unwrap();
             dead_letters.insert(found.key, letter.unwrap().state);
         }
@@ -882,7 +912,7 @@ pub fn metric_sum(registry: &Registry, metric: &str) -> u64 {
 
 /// Makes the store show this manifest, as a stale copy or a restored one.
 pub async fn put(log: &Log, manifest: &Manifest) {
-    let key = layout::manifest(0);
+    let key = layout::manifest(log.shard);
     let found = log.manifest().await;
     let swapped = cas::swap(&log.store, &key, Some(&found.version), manifest.clone()).await;
     assert!(matches!(swapped, Swap::Committed(_)), "{swapped:?}");
