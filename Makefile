@@ -75,7 +75,7 @@ bench-endurance: ## Whether the memory of gateway, consumer and exporter grows (
 	exec "$$MILLPOND_PYTHON" scripts/bench-endurance.py $(BENCH_FLAGS)
 
 .PHONY: bench-unique
-bench-unique: ## What deduplication by key costs a consumer (10 minutes; BENCH_FLAGS="--records 20000000 --publishers 12")
+bench-unique: ## What deduplication by key costs (5 minutes; BENCH_FLAGS="--records 21000000 --publishers 12", --twice)
 	@$(call tools,libchdb)
 	cargo build --locked --release --bin millpond --bin embedded-clickhouse
 	exec scripts/bench-unique.py $(BENCH_FLAGS)

@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from harness.services import BIN_DIR, REPOSITORY, tool
 
 
@@ -93,6 +95,17 @@ def test_bench_endurance(tmp_path):
     for memory in found["memory_mib"].values():
         assert len(memory["quarters"]) == 4
         assert 1 < max(memory["quarters"]) <= memory["peak"]
+
+
+@pytest.mark.parametrize("twice", [(), ("--twice",)])
+def test_bench_unique(twice):
+    script = REPOSITORY / "scripts/bench-unique.py"
+    size = ("--records", 20_000, "--rows-per-request", 1_000, "--repeats", 1)
+    output = run(sys.executable, script, *size, *twice, env={"MILLPOND_BIN_DIR": str(BIN_DIR)})
+    first, second = ("in_order", "mixed") if twice else ("plain", "unique")
+    assert f"\n{first}_0 " in output, output
+    assert f"\n{second}_0 " in output
+    assert "\n  consumer and ClickHouse " in output
 
 
 def test_bench_growth():

@@ -95,6 +95,18 @@ impl EventEncoder {
         Ok(Self { workspace, plan })
     }
 
+    /// Fills the columns with the rows of messages, and returns the number of rows.
+    #[doc(hidden)]
+    pub fn fill(&self, messages: &[bytes::Bytes]) -> u64 {
+        let mut columns = self.plan.empty();
+        for message in messages {
+            events::rows(message, |row| {
+                row.is_ok_and(|row| self.plan.push(row, 0, &mut columns).is_ok())
+            });
+        }
+        columns.first().map_or(0, |values| values.rows() as u64)
+    }
+
     #[doc(hidden)]
     pub fn encode(
         &mut self,

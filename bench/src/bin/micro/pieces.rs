@@ -58,7 +58,8 @@ macro_rules! piece {
 
 /// `zstd` is the floor of the gateway. `…-columns` is what the consumer does with a batch, without its order and
 /// Millpond's columns; `…-insert` is everything up to the INSERT, and `…-transform` the same with a program over each event.
-pub(crate) const PIECES: [Piece; 17] = [
+/// `events-parse` is the floor of `events-columns`.
+pub(crate) const PIECES: [Piece; 19] = [
     piece!("zstd", "record", |bodies, records| zstd_alone(bodies, records)),
     piece!("logs-validate", "record", |bodies, records| validate(
         Signal::Logs,
@@ -117,6 +118,8 @@ pub(crate) const PIECES: [Piece; 17] = [
         bodies,
         records
     )),
+    piece!("events-parse", "record", |_, records| parse(records)),
+    piece!("events-columns", "record", |_, records| event_columns(records)),
     piece!("events-insert", "record", |_, records| events(None, records)),
     piece!("events-transform", "record", |_, records| events(
         Some(PROGRAM),
@@ -253,13 +256,24 @@ event.total = int!(event.price) * int!(event.count)
 . = event
 "#;
 
-/// Everything from the blocks of one batch of events to the chunks of the INSERTs, with a program or without.
-fn events(program: Option<&str>, records: u64) -> anyhow::Result<Work> {
+/// The columns of a table for the events.
+const EVENT_COLUMNS: [(&str, &str); 8] = [
+    ("event_id", "UUID"),
+    ("user_id", "String"),
+    ("name", "String"),
+    ("email", "String"),
+    ("price", "UInt32"),
+    ("count", "UInt32"),
+    ("total", "UInt64"),
+    ("created_at", "DateTime"),
+];
+
+/// Messages of 1,000 events each. `user`: the key of the user.
+fn event_messages(user: &str, records: u64) -> Vec<Bytes> {
     let event = |number: u64| {
         let kind = if number % 10 == 3 { "test" } else { "order" };
         let id = u128::from(number) * 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
         let id = Uuid::from_u128(id);
-        let user = if program.is_some() { "user" } else { "user_id" };
         format!(
             r#"{{"event_id":"{id}","{user}":"u{number}","kind":"{kind}","name":"user {number}","email":"{number}@example.com","price":{},"count":{},"total":0,"created_at":"2026-11-25 01:{:02}:00"}}"#,
             number % 1_000,
@@ -272,20 +286,39 @@ fn events(program: Option<&str>, records: u64) -> anyhow::Result<Work> {
         let rows: Vec<String> = numbers.iter().map(|number| event(*number)).collect();
         Bytes::from(rows.join("\n"))
     };
-    let messages: Vec<Bytes> = all.chunks(1_000).map(message).collect();
+    all.chunks(1_000).map(message).collect()
+}
+
+/// The bare parse: each event becomes a tree of values.
+fn parse(records: u64) -> anyhow::Result<Work> {
+    let messages = event_messages("user_id", records);
+    Ok(Work::new(move || {
+        let rows = messages.iter().flat_map(|message| {
+            serde_json::Deserializer::from_slice(message).into_iter::<serde_json::Value>()
+        });
+        let objects = rows.filter(|row| row.as_ref().is_ok_and(serde_json::Value::is_object));
+        assert_eq!(objects.count() as u64, records);
+        records
+    }))
+}
+
+/// From the text of events to the values of the columns, without a block before or after.
+fn event_columns(records: u64) -> anyhow::Result<Work> {
+    let messages = event_messages("user_id", records);
+    let encoder = EventEncoder::new(&EVENT_COLUMNS, None).map_err(anyhow::Error::msg)?;
+    Ok(Work::new(move || {
+        assert_eq!(encoder.fill(&messages), records);
+        records
+    }))
+}
+
+/// Everything from the blocks of one batch of events to the chunks of the INSERTs, with a program or without.
+fn events(program: Option<&str>, records: u64) -> anyhow::Result<Work> {
+    let user = if program.is_some() { "user" } else { "user_id" };
+    let messages = event_messages(user, records);
     let mut blocks = Vec::new();
     encode(&mut Compressor::new(1)?, Vec::new(), &messages, &mut blocks);
     let batch = batch("events.order", Encoding::Ndjson, blocks.concat().into());
-    let columns = [
-        ("event_id", "UUID"),
-        ("user_id", "String"),
-        ("name", "String"),
-        ("email", "String"),
-        ("price", "UInt32"),
-        ("count", "UInt32"),
-        ("total", "UInt64"),
-        ("created_at", "DateTime"),
-    ];
     let transform = program
         .map(|program| Transform::new("benchmark", program))
         .transpose();
@@ -297,7 +330,7 @@ fn events(program: Option<&str>, records: u64) -> anyhow::Result<Work> {
     } else {
         records
     };
-    let mut encoder = EventEncoder::new(&columns, transform).map_err(anyhow::Error::msg)?;
+    let mut encoder = EventEncoder::new(&EVENT_COLUMNS, transform).map_err(anyhow::Error::msg)?;
     let policy = policy();
     Ok(Work::new(move || {
         let mut rows = 0;
