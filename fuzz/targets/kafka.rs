@@ -32,8 +32,8 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
 /// Memory beside what the bytes justify.
 const FIXED: usize = 4 << 10;
 
-/// A list may announce as many topics as there are bytes left. It takes 1,000 at most.
-const PER_BYTE: usize = 64;
+/// A topic takes three bytes at least and 48 in memory, and a partition six and 40. The last topic may announce partitions that do not follow.
+const PER_BYTE: usize = 32;
 
 fn records(bytes: &Bytes) {
     let Ok(batch) = memory::bounded(FIXED, || Batch::read(bytes)) else {

@@ -220,7 +220,8 @@ fn produce(version: i16, reader: &mut Reader) -> Result<Produce, Malformed> {
     };
     // How long a broker may wait for others: the gateway's own limits apply.
     reader.i32()?;
-    let count = reader.nullable_array(TOPICS_MAX)?.unwrap_or_default();
+    // A name, partitions and tagged fields, each of them empty.
+    let count = reader.nullable_array(3, TOPICS_MAX)?.unwrap_or_default();
     let mut topics = Vec::with_capacity(count);
     let mut room = PARTITIONS_MAX;
     for _ in 0..count {
@@ -242,7 +243,8 @@ fn produce(version: i16, reader: &mut Reader) -> Result<Produce, Malformed> {
 }
 
 fn partitions(max: usize, reader: &mut Reader) -> Result<Vec<PartitionData>, Malformed> {
-    let count = reader.nullable_array(max)?.unwrap_or_default();
+    // An index, and neither records nor tagged fields.
+    let count = reader.nullable_array(6, max)?.unwrap_or_default();
     let mut partitions = Vec::with_capacity(count);
     for _ in 0..count {
         partitions.push(PartitionData {
@@ -255,7 +257,8 @@ fn partitions(max: usize, reader: &mut Reader) -> Result<Vec<PartitionData>, Mal
 }
 
 fn metadata(version: i16, reader: &mut Reader) -> Result<MetadataRequest, Malformed> {
-    let topics = match reader.nullable_array(TOPICS_MAX)? {
+    // An empty name, whose length has two bytes or is followed by tagged fields.
+    let topics = match reader.nullable_array(2, TOPICS_MAX)? {
         None => None,
         // In version 0, no topics are all of them.
         Some(0) if version == 0 => None,

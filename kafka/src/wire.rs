@@ -143,12 +143,13 @@ impl Reader {
         }
     }
 
-    /// The number of elements; `None` for null. At most `max`, each of at least one byte.
-    pub(crate) fn nullable_array(&mut self, max: usize) -> Result<Option<usize>, Malformed> {
+    /// The number of elements; `None` for null. At most `max`, each of at least `least` bytes.
+    pub(crate) fn nullable_array(&mut self, least: usize, max: usize) -> Result<Option<usize>, Malformed> {
         let Some(length) = self.length(true)? else {
             return Ok(None);
         };
-        if length > self.remaining() {
+        // Callers allocate this many elements, which take more memory than bytes.
+        if length > self.remaining() / least {
             return self.fail("an array that ends too early");
         }
         if length > max {

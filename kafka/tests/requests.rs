@@ -95,6 +95,35 @@ fn topics_and_partitions_of_a_request_are_limited() {
     assert!(error.contains("more elements"), "{error}");
 }
 
+/// A list that announces more elements than its bytes have room for takes no memory.
+#[test]
+fn the_smallest_elements_of_a_list_are_read_and_no_more_are_announced() {
+    // No tagged fields, no transaction, all acks, no time limit; one more than the number of topics.
+    let begin = |announced: u8| {
+        let mut request = begin(Api::Produce, 9);
+        request.extend([0, 0, 0xff, 0xff, 0, 0, 0, 0, 1 + announced]);
+        request
+    };
+    for partitions in [0_u8, 1, 9] {
+        let mut request = begin(20);
+        // Topics without a name and partitions, and one with these partitions, which have no records.
+        request.extend([1, 1, 0].repeat(19));
+        request.extend([1, 1 + partitions]);
+        request.extend([0, 0, 0, 7, 0, 0].repeat(partitions.into()));
+        // Tagged fields of the last topic and of the request.
+        request.extend([0, 0]);
+        let read = produce_of(&request);
+        assert_eq!(read.topics.len(), 20);
+        assert_eq!(read.topics[19].partitions.len(), usize::from(partitions));
+    }
+    for topics in [15, 30] {
+        let mut request = begin(topics + 1);
+        request.extend([1, 1, 0].repeat(topics.into()));
+        let error = read(&request).expect_err("they do not fit").to_string();
+        assert!(error.contains("an array that ends too early"), "{error}");
+    }
+}
+
 fn header(api: Api, version: i16) -> RequestHeader {
     RequestHeader {
         api,
