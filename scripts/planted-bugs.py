@@ -1907,6 +1907,13 @@ CATCHERS = {
             "a flipped bit",
         )
     ],
+    "announced-elements": [
+        Catcher(
+            "kafka/tests/requests.rs",
+            "the_smallest_elements_of_a_list_are_read_and_no_more_are_announced",
+            "unfinished variable-length number",
+        )
+    ],
     "events-of-another-prefix": [
         accepting(
             "a_token_writes_to_streams_of_its_prefix_and_no_other_token_does",
