@@ -127,6 +127,7 @@ class Bench:
         self.clickhouse = f"http://127.0.0.1:{free_port()}"
         self.share = flags.records // flags.publishers
         self.records = self.share * flags.publishers
+        self.sent = self.records * (2 if flags.twice else 1)
         self.keys = self.records - (0 if flags.twice else self.records // REPEATED)
         # The same memory for batches with and without keys.
         memory = 40 * self.keys * 5 // 4 + (1 << 20)
@@ -198,11 +199,10 @@ class Bench:
         cpu = cpu_seconds(gateway.pid)
         gateway.terminate()
         gateway.wait()
-        sent = self.records * (2 if self.flags.twice else 1)
-        per_million = cpu * 1e6 / sent
+        per_million = cpu * 1e6 / self.sent
         print(
-            f"{sent:,} records sent by {self.flags.publishers} publishers,"
-            f" {sent / took:,.0f} records/s; gateway {per_million:.2f} CPU-s per million;"
+            f"{self.sent:,} records sent by {self.flags.publishers} publishers,"
+            f" {self.sent / took:,.0f} records/s; gateway {per_million:.2f} CPU-s per million;"
             f" rows arrive within {p50:.2f} s (p50), {p99:.2f} s (p99)",
             flush=True,
         )
@@ -259,10 +259,9 @@ class Bench:
         server = cpu_seconds(self.server.pid) - before
         self.check(name, rows)
         self.end(name, consumer)
-        sent = self.records * (2 if self.flags.twice else 1)
-        costs = [cpu * 1e6 / sent, server * 1e6 / sent]
+        costs = [cpu * 1e6 / self.sent, server * 1e6 / self.sent]
         print(
-            f"{name:12} {sent / took:10,.0f} records/s  {costs[0]:6.2f} CPU-s per million"
+            f"{name:12} {self.sent / took:10,.0f} records/s  {costs[0]:6.2f} CPU-s per million"
             f"  {peak:6.0f} MiB peak  ClickHouse {costs[1]:6.2f} CPU-s per million",
             flush=True,
         )
@@ -348,8 +347,13 @@ def main():
     parser.add_argument("--rows-per-request", type=int, default=25_000)
     parser.add_argument("--twice", action="store_true")
     flags = parser.parse_args()
-    each = flags.rows_per_request * REPEATED
-    flags.records -= flags.records % (each * flags.publishers)
+    if min(flags.publishers, flags.repeats, flags.rows_per_request) < 1:
+        parser.error("--publishers, --repeats and --rows-per-request are at least 1")
+    # Each publisher sends the same number of whole requests, and repeats whole tenths.
+    least = flags.rows_per_request * REPEATED * flags.publishers
+    if flags.records < least:
+        parser.error(f"--records is {flags.records:,}: give {least:,} or a multiple")
+    flags.records -= flags.records % least
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory), flags)
         try:

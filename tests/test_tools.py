@@ -108,6 +108,14 @@ def test_bench_unique(twice):
     assert "\n  consumer and ClickHouse " in output
 
 
+def test_bench_unique_refuses_too_few_records():
+    script = REPOSITORY / "scripts/bench-unique.py"
+    output = run(sys.executable, script, "--records", 10, codes=(2,))
+    assert "--records is 10: give 500,000 or a multiple" in output
+    output = run(sys.executable, script, "--rows-per-request", 0, codes=(2,))
+    assert "--rows-per-request are at least 1" in output
+
+
 def test_bench_growth():
     output = run(BIN_DIR / "growth", "--short").splitlines()
     lines = [json.loads(line) for line in output if line.startswith("{")]
