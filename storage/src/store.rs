@@ -179,7 +179,7 @@ impl Store {
         }))
     }
 
-    /// The limit of a request.
+    /// The time limit of a request.
     pub fn request_timeout(&self) -> Duration {
         self.0.timeout
     }

@@ -39,7 +39,7 @@ pub(crate) enum Ended {
     Overtaken,
 }
 
-/// An attempt fails when it has not gone on for this long, or for three times the limit of a request. Other streams wait for its place, and
+/// An attempt fails when it has not gone on for this long, or for three times the limit of a request if that is longer. Other streams wait for its place, and
 /// for memory behind it. The time covers two requests that hang, or a store whose log is up to a minute behind.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -77,7 +77,7 @@ impl Turn {
                     if loads.available_permits() == 0 {
                         info!(
                             shard = number,
-                            "the keys of the silent stream {stream} wait to be loaded and stored: one stream of this process is at a time"
+                            "the keys of the silent stream {stream} wait to be loaded and stored: the process does this for one stream at a time"
                         );
                     }
                     let _place = loads.acquire().await.expect("never closed");

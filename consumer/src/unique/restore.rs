@@ -83,7 +83,7 @@ impl Progress {
         let seconds = time.as_secs();
         match queued > 0 && asked == 0 {
             true => format!(
-                "batches held the memory that it needs (--memory-limit), or all decoders, for {seconds} s"
+                "batches held the memory to load them (--memory-limit), or all decoders, for {seconds} s"
             ),
             false => format!("the store gave nothing new for {seconds} s"),
         }
